@@ -34,8 +34,9 @@ class TierConfig:
     overlap: it processes a result one round late.
     attempts: how often it computes a prompt before the decode server has answered.
     rows: of a server that only decodes or prefills.
-    states, host_states: slots of recurrent state on the device and on the host, 0 of a model without; only
-        the state at the end of a text is kept.
+    states, host_states: slots of recurrent state on the device and on the host, 0 of a model without.
+    tracks: a request keeps a state inside its text for the tree (SGLang's extra_buffer), in slots of its own.
+        Without it the tree keeps the state at the end of a text.
     """
 
     page_size: int
@@ -56,6 +57,7 @@ class TierConfig:
     prefill: str = ""
     overlap: bool = False
     attempts: int = 0
+    tracks: bool = False
 
     def __post_init__(self) -> None:
         for name, values in (
@@ -98,8 +100,10 @@ class TierConfig:
                 raise GeometryError(name, f"must be in [0, {MAX_SLOTS}], not {value}")
         if bool(self.states) != bool(self.host_states):
             raise GeometryError("host_states", "must be 0 where states is, and nowhere else")
-        if self.states and (self.page_size > 1 or self.bigram or self.role):
-            needs = "needs page_size 1, no bigram, no decode and no prefill"
+        if self.tracks and not self.states:
+            raise GeometryError("tracks", "needs states")
+        if self.states and ((self.page_size > 1 and not self.tracks) or self.bigram or self.role):
+            needs = "needs page_size 1 or tracks, no bigram, no decode and no prefill"
             raise GeometryError("states", needs)
 
     def _check_pages(self) -> None:
@@ -144,10 +148,19 @@ class TierConfig:
         """Return the pages of `pool` on the device."""
         return {"full": self.full_pages, "swa": self.swa_pages, "state": self.states}[pool]
 
+    def slots_of_page(self, pool: str) -> int:
+        """Return the slots of a page of `pool`: tokens, or one state."""
+        return 1 if pool == "state" else self.page_size
+
+    def device_slots(self, pool: str) -> range:
+        """Return the slots of `pool` on the device, without those of the padding page."""
+        size = self.slots_of_page(pool)
+        return range(size, (self.pages(pool) + 1) * size)
+
     def host_slots(self, pool: str) -> int:
-        """Return the slots of `pool` on the host: tokens, or states."""
+        """Return how many slots of `pool` the host has."""
         pages = {"full": self.host_pages, "swa": self.host_swa_pages, "state": self.host_states}
-        return self.page_size * pages[pool]
+        return self.slots_of_page(pool) * pages[pool]
 
     @property
     def device(self) -> Geometry:
@@ -156,7 +169,7 @@ class TierConfig:
             self.page_size, self.window, self.full_pages, self.swa_pages, self.rows or 1, self.width,
             tree="plain" not in (self.decode, self.prefill),
             settings=(("namespaces", "extra_key"),) if self.namespaces else (), bigram=self.bigram,
-            states=self.states,
+            states=self.states, tracks=self.tracks,
         )  # fmt: skip
 
 
@@ -180,6 +193,13 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "tier-state-back": TierConfig(1, None, 24, 0, 32, 0, 24, "write_back", states=8, host_states=8),
     "tier-state-small-host": TierConfig(1, None, 32, 0, 12, 0, 24, states=6, host_states=3),
     "tier-state-window": TierConfig(1, 3, 24, 16, 32, 24, 24, states=8, host_states=6),
+    "tier-track": TierConfig(1, None, 24, 0, 32, 0, 24, states=14, host_states=8, tracks=True),
+    "tier-track-page2-back": TierConfig(
+        2, None, 12, 0, 16, 0, 24, "write_back", states=14, host_states=4, tracks=True
+    ),
+    "tier-track-window": TierConfig(
+        2, 3, 14, 10, 18, 12, 24, states=14, host_states=6, tracks=True
+    ),
     "storage": TierConfig(1, None, 16, 0, 12, 0, 16, storage="best_effort"),
     "storage-wait": TierConfig(1, None, 16, 0, 12, 0, 16, storage="wait_complete"),
     "storage-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="best_effort"),
@@ -194,6 +214,9 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "storage-timeout-window": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="timeout"),
     "storage-timeout-state": TierConfig(
         1, None, 16, 0, 12, 0, 16, storage="timeout", states=8, host_states=6
+    ),
+    "storage-track": TierConfig(
+        2, None, 10, 0, 8, 0, 20, storage="wait_complete", states=14, host_states=6, tracks=True
     ),
     "decode": TierConfig(2, None, 24, 0, 0, 0, 32, decode="radix", rows=4),
     "decode-page1": TierConfig(1, None, 32, 0, 0, 0, 24, decode="radix", rows=4),

@@ -75,9 +75,8 @@ class Leaks(SlotOwners):
 
     def _unowned_slots(self, pools: Iterable[str]) -> Iterator[Failure]:
         """Yield device slots without an owner."""
-        page = self.config.page_size
         for pool in pools:
-            for number in range(page, (self.config.pages(pool) + 1) * page):
+            for number in self.config.device_slots(pool):
                 slot = False, pool, number
                 if not self.who_has(slot):
                     want = f"{slot_name(slot)} is free, a node's or a request's"

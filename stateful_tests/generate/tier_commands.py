@@ -53,7 +53,7 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
         return draw_decode_config(source, like)
     if like.prefill:
         return draw_prefill_config(source, like)
-    page = 1 if like.states else pick(source, (1, 1, 2, 4, 16))
+    page = 1 if like.states and not like.tracks else pick(source, (1, 1, 2, 4, 16))
     full = 6 + source.upto(24 if page < 4 else 8)
     host = 3 + source.upto(36 if page < 4 else 12)
     window = None
@@ -67,7 +67,8 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
         swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
         policy=pick(source, POLICIES),
         storage=pick(source, _WITHOUT_CLOCK) if like.storage in _WITHOUT_CLOCK else like.storage,
-        states=like.states and 3 + source.upto(6), host_states=like.states and 1 + source.upto(8),
+        states=like.states and 3 + 8 * like.tracks + source.upto(6),
+        host_states=like.states and 1 + source.upto(8),
     )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ class TierLockstep(AnyLockstep):
             "is not driven as a server that only decodes": config.decode and not can.receives,
             "is not driven as a server that only prefills": config.prefill and not can.sends,
             "is not driven with recurrent state": config.states and not can.recurrent,
+            "is not driven with states that are tracked": config.tracks and not can.tracks,
         }
         return next((words for words, lacking in lacks.items() if lacking), "")
 

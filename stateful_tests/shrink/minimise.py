@@ -243,7 +243,8 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         {"namespaces": False},
         {"bigram": False},
         {"window": None, "swa_pages": 0, "host_swa_pages": 0},
-        {"states": 0, "host_states": 0},
+        {"states": 0, "host_states": 0, "tracks": False},
+        {"tracks": False},
         *({"policy": policy} for policy in POLICIES[: POLICIES.index(config.policy)]),
     ]
     for changes in tries:

@@ -48,7 +48,7 @@ def _no_storage(trace: Trace) -> Iterator[Trace]:
 
 
 def _no_tier_states(trace: Trace) -> Iterator[Trace]:
-    yield _with_config(trace, states=0, host_states=0)
+    yield _with_config(trace, states=0, host_states=0, tracks=False)
 
 
 def _no_tier_namespaces(trace: Trace) -> Iterator[Trace]:

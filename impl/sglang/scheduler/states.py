@@ -158,8 +158,11 @@ class States:
             count = asked // chunk * chunk if asked % chunk else count
         return int(batch.mamba_track_indices[index]), count
 
-    def compute(self, req: Any, tokens: Sequence[int]) -> None:
-        """Give a lock holder a slot with the state after these tokens."""
+    def compute(self, req: Any, tokens: Sequence[int], tracked: int) -> None:
+        """Give a lock holder a slot with the state after these tokens.
+
+        tracked: after how many tokens a server that tracks states keeps one for the tree, 0 for none.
+        """
         new = req.kv.mamba_ping_pong_track_buffer is None
         missing = (
             (not req.kv.holds_mamba)
@@ -176,8 +179,8 @@ class States:
                     "no slot for a state: fewer were evicted than counted as evictable"
                 )
             req.kv.mamba_pool_idx = slots[0]
-        stamp = stamp_after(chained(tokens), len(tokens))
-        self.cells[int(req.kv.mamba_pool_idx)] = stamp
+        stamps = chained(tokens)
+        self.cells[int(req.kv.mamba_pool_idx)] = stamp_after(stamps, len(tokens))
         if self.buffers:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
@@ -186,8 +189,9 @@ class States:
             self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = (
                 buffer
             )
-            req.kv.mamba_last_track_seqlen = len(tokens)
-            self.cells[int(buffer[kept])] = stamp
+            req.kv.mamba_last_track_seqlen = tracked or None
+            if tracked:
+                self.cells[int(buffer[kept])] = stamp_after(stamps, tracked)
 
     # -- looking ----------------------------------------------------------------------------------
 

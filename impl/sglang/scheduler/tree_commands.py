@@ -80,7 +80,7 @@ class TreeCommands(OnServer):
         self._enter(holder, computed)
         self._compute(holder, computed, command.evicted)
         if server.states is not None and computed:
-            server.states.compute(holder.req, computed)
+            server.states.compute(holder.req, computed, self._tracked(prefix, end))
         if not command.chunked:
             release.hand_in(holder.req, server.cache, server.rows, self._tree())
             server.lock_holders.pop(command.holder, None)
@@ -103,6 +103,12 @@ class TreeCommands(OnServer):
         tree = self._tree()
         require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
         return tree.evict(command.full, command.swa, command.states)
+
+    def _tracked(self, prefix: int, end: int) -> int:
+        """Return after how many tokens of a text that was matched up to `prefix` a state is kept for the
+        tree, 0 for none."""
+        del prefix
+        return end
 
     def _tree(self) -> ReleaseTree:
         tree = self.server.tree

@@ -23,7 +23,7 @@ from impl.loading.optional import optional
 from impl.process.failures import raising_misfit
 from impl.process import wire
 from impl.process.worker import serve
-from impl.sglang.parts.stand_ins import SERVER_ARGS, unset
+from impl.sglang.parts.stand_ins import SERVER_ARGS, checkpoint_grid, unset
 from impl.sglang.scheduler.call_log import Calls
 from impl.sglang.scheduler.driver import CallLog
 from impl.sglang.scheduler.live_requests import LockHolder
@@ -331,6 +331,13 @@ class TierDriver(DecodeSide, TreeCommands):
             return all_slots
         req.prefix_len += loaded
         return self._slots(req)
+
+    def _tracked(self, prefix: int, end: int) -> int:
+        """Return after how many tokens a prefill keeps a state for the tree, as
+        ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend does."""
+        grid = checkpoint_grid()
+        computed = (end - prefix) // grid * grid
+        return prefix + computed if computed else 0
 
     def _slots(self, req: Any) -> Tensor:
         slots: Tensor = self.cache.prefix_device_indices(req)

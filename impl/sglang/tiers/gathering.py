@@ -11,6 +11,7 @@ import torch
 
 from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import elements_of
+from impl.sglang.parts.tracking import buffers_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import lock_deviations
@@ -300,13 +301,13 @@ class Gatherer:
             return
         for name, holder in self.server.lock_holders.items():
             if holder.req.kv.holds_mamba:
-                slot = int(holder.req.kv.mamba_pool_idx)
+                slots = int(holder.req.kv.mamba_pool_idx), *buffers_of(holder.req.kv)
                 yield TierRequest(
                     name,
                     state=TierRequestState.HOLDS,
                     row=-1,
                     first=-1,
-                    slots={"state": (slot,)},
+                    slots={"state": slots},
                     kept={},
                     writing={},
                 )

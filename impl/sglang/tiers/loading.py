@@ -187,7 +187,8 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     kv.layer_num = 1
     kv.register_layer_transfer_counter = counter
     pools = {
-        pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools
+        pool: _host_pool(host.HostKVCache, config.host_slots(pool), config.slots_of_page(pool))
+        for pool in config.pools
     }
     entry: Any = partial(_make_object, group.PoolEntry)
     entries = [

@@ -297,8 +297,12 @@ class Storage:
             self.written.append(TierPage(number, pool, tuple(slots), content, wanted))
         return True
 
-    def pages_of(self, slots: Any) -> Iterator[list[int]]:
-        size = self.page_size
+    def slots_of_page(self, pool: str) -> int:
+        """Return the slots of a page of a pool: tokens, or one state."""
+        return 1 if pool == "state" else self.page_size
+
+    def pages_of(self, pool: str, slots: Any) -> Iterator[list[int]]:
+        size = self.slots_of_page(pool)
         every = slots.tolist()
         return (every[index : index + size] for index in range(0, len(every), size))
 
@@ -352,13 +356,14 @@ class Backend:
     def _of(self, transfer: Any, act: Any) -> list[bool]:
         keys = transfer.keys or []
         slots = transfer.host_indices
-        if slots is None or slots.numel() != len(keys) * self._storage.page_size:
+        pool = _pool(transfer.name)
+        if slots is None or slots.numel() != len(keys) * self._storage.slots_of_page(pool):
             return [False] * len(keys)
-        return self._each(_pool(transfer.name), keys, slots, act)
+        return self._each(pool, keys, slots, act)
 
     def _each(self, pool: str, keys: list[str], slots: Any, act: Any) -> list[bool]:
         most = self._storage.begin_call({pool: slots.tolist()})
-        pages = enumerate(zip(keys, self._storage.pages_of(slots)))
+        pages = enumerate(zip(keys, self._storage.pages_of(pool, slots)))
         return [i < most and act(pool, key, page) for i, (key, page) in pages]
 
 

@@ -46,6 +46,7 @@ class TierSystem(WorkerSystem):
         receives=True,
         sends=True,
         recurrent=True,
+        tracks=True,
     )
 
     def __init__(
@@ -90,6 +91,7 @@ class TierSystem(WorkerSystem):
             receives=kind.receives,
             sends=kind.sends,
             recurrent=kind.keeps_states,
+            tracks=kind.keeps_states,
         )
         if version is not None:
             newer = PREFILLS if kind.sends else DECODES

@@ -83,7 +83,7 @@ _NEEDS: dict[str, Less] = {
     "a storage": _reduction_by_kind(blocks=leave.no_storage, tiers=lambda *of: leave.no_storage(*of, Abort)),
     "recurrent state": _reduction_by_kind(
         rows=partial(leave.no_state, tracks=False, lazy=False),
-        tiers=partial(leave.no_state, host_states=0),
+        tiers=partial(leave.no_state, host_states=0, tracks=False),
         pairs=pairs.no_state_of_servers,
     ),
     "a host's memory": _reduction_by_kind(pairs=pairs.no_host_of_servers),

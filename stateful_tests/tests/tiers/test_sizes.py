@@ -75,3 +75,19 @@ def test_a_tree_without_a_window_has_no_swa_pool():
                 width=8,
             )
         assert error.value.field == field
+
+
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"states": 0, "host_states": 0}, "tracks"), ({"tracks": False}, "states"),
+    ({"host_states": 0}, "host_states"),
+])  # fmt: skip
+def test_a_longer_page_needs_states_that_are_tracked(changes, field):
+    with pytest.raises(GeometryError) as error:
+        replace(tier_preset("tier-track-window"), **changes)
+    assert error.value.field == field
+
+
+def test_a_slot_of_a_state_is_no_page():
+    sizes = tier_preset("tier-track-window")
+    assert (sizes.device_slots("state"), sizes.host_slots("state")) == (range(1, 15), 6)
+    assert (sizes.device_slots("full"), sizes.host_slots("full")) == (range(2, 30), 36)
