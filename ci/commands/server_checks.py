@@ -314,7 +314,9 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     if base is None and checkout is None:
         return None
     folder = checkout_root(base) if base is not None and Path(base).is_dir() else None
-    base_release = release if base is None or folder is not None else base.removeprefix("sglang==")
+    base_release = release
+    if base is not None and folder is None:
+        base_release = SystemSpec.parse(base).version or base
     runner = WholeScheduler(environment.python_of(base_release), folder)
     known_findings = {}
     if checkout is not None:

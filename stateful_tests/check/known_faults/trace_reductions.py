@@ -264,8 +264,8 @@ def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
 
 def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     """Remove the recurrent layers. sizes: sizes that depend on them."""
-    assert isinstance(trace.geometry, Geometry | TierConfig)
-    if not trace.geometry.states:
+    recurrent: Any = trace.geometry
+    if not recurrent.states:
         return trace
     return with_sizes(with_fields(Evict, system, trace, states=0), states=0, **sizes)
 
