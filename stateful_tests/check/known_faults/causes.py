@@ -162,7 +162,7 @@ def needs_to_avoid(known: Sequence[Needs]) -> list[Needs]:
     choices = (tuple(need for need in _NEEDS if need in chosen) for chosen in product(*known))
     by_size = sorted(dict.fromkeys(choices), key=len)
     return [
-        needs
-        for index, needs in enumerate(by_size)
-        if not any({*smaller} < {*needs} for smaller in by_size[:index])
+        names
+        for index, names in enumerate(by_size)
+        if not any({*smaller} < {*names} for smaller in by_size[:index])
     ]
