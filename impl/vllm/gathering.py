@@ -9,7 +9,7 @@ from impl.loading.optional import optional
 from impl.vllm.engine_parts import EngineParts
 from impl.vllm.images import encoder_facts, text_of
 from impl.vllm.offload import host_facts
-from impl.vllm.simple_offload import PoolOffloads, pool_facts, transfers_of
+from impl.vllm.simple_offload import PoolOffloads, hashes_of, pool_facts, transfers_of
 from impl.vllm.sources import foreign_keys, places_of
 from reference.blocks.facts import BlockFacts, EncoderFacts, HostFacts, Published, RequestFact
 
@@ -127,7 +127,6 @@ class FactGatherer(EngineParts):
 def _hashes_by_block(pool: Any) -> dict[int, int]:
     """Return for each block the number of hashes under which the pool finds it."""
     mapped: dict[int, int] = {}
-    for blocks in pool.cached_block_hash_to_block._cache.values():
-        for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
-            mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
+    for _, block in hashes_of(pool):
+        mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
     return mapped

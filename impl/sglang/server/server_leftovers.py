@@ -1,4 +1,4 @@
-"""What a server of a pair still keeps when nobody has anything to do there."""
+"""The leftovers of a server of a pair: what it keeps when nobody has anything to do there."""
 
 from __future__ import annotations
 
