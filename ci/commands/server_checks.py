@@ -23,7 +23,8 @@ from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
-    from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun, ServedRun
+    from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun
+    from stateful_tests.watched.servers.served_run import ServedRun
 
 
 @click.command("setup-server")
@@ -377,7 +378,7 @@ def _check_live_server(
 def _load_served_run(file: str) -> ServedRun:
     import msgspec
 
-    from stateful_tests.watched.servers.scheduler_runs import FORMAT, VERSION, ServedRun
+    from stateful_tests.watched.servers.served_run import FORMAT, VERSION, ServedRun
 
     try:
         text = Path(file).read_bytes()
