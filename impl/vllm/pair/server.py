@@ -178,7 +178,7 @@ class PairServer(EngineDriver):
         self.server = server
         super().__init__(root, offloads=True)
 
-    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
+    def _load_release(self, root: Path, offloads: bool, encodes: bool) -> None:
         """Do nothing: the pair has loaded the release."""
 
     def reset(self, geometry: EngineConfig) -> None:
@@ -190,7 +190,7 @@ class PairServer(EngineDriver):
         self._loading_from_host: set[str] = set()
         super().reset(geometry)
 
-    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+    def _start_engine(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         def connect_server(settings: Any) -> None:
             add_pair_settings(settings, config, self.server, self.host_first)
 
@@ -203,29 +203,29 @@ class PairServer(EngineDriver):
         scheduler.vllm_config.cache_config.block_size = page_tokens(config)
         return scheduler, new_request
 
-    def _worker(self, config: EngineConfig) -> ModelRunner:
+    def _new_runner(self, config: EngineConfig) -> ModelRunner:
         if config.recurrent:
             pool = self.scheduler.kv_cache_config
             return PairStateRunner(config, self.overlap, self._methods, pool, self.memory)
-        runner = super()._worker(config)
+        runner = super()._new_runner(config)
         runner.use(self.memory)
         return runner
 
-    def _drafter(self, config: EngineConfig) -> Drafter | None:
+    def _new_drafter(self, config: EngineConfig) -> Drafter | None:
         """Make the layers of a drafter. Their KV is sent together with the target's."""
-        return super()._drafter(replace(config, peer=False, fail_requests=False))
+        return super()._new_drafter(replace(config, peer=False, fail_requests=False))
 
-    def _move(self) -> NixlWorker:
+    def _new_mover(self) -> NixlWorker:
         return NixlWorker(self.scheduler, self.memory, self.config)
 
-    def _held(self) -> list[Any]:
+    def _held_blocks(self) -> list[Any]:
         sizes = [group.block_size for group in self.config.groups]
         return [
             (group, slots if group in self.config.recurrent else slots[: sizes[group]])
             for group, slots in self.memory.held()
         ]
 
-    def _host(self) -> HostFacts:
+    def _host_facts(self) -> HostFacts:
         failed = sorted(self._names[request_id] for request_id in self._mover.failed)
         facts = HostFacts(chunks=0, free=(), memory=(), keys=(), transfers=(), records=())
         if self._mover.host is not None:
@@ -251,12 +251,12 @@ class PairServer(EngineDriver):
         """Return whether a request waits for a load from host memory."""
         return request_id in self._loading_from_host
 
-    def _take(self, outputs: Any) -> None:
+    def _take_outputs(self, outputs: Any) -> None:
         for of_client in outputs.values():
             for output in of_client.outputs:
                 if output.finish_reason is not None:
                     self.answers[self._names[output.request_id]] = output.kv_transfer_params
-        super()._take(outputs)
+        super()._take_outputs(outputs)
 
     def view(self) -> BlockFacts:
         """Return the facts of the server.
@@ -312,7 +312,7 @@ class PairServer(EngineDriver):
     @property
     def due(self) -> bool:
         """Whether the loop takes results next, before it schedules."""
-        return self._due()
+        return self._results_due()
 
     @property
     def in_step(self) -> bool:
