@@ -10,16 +10,19 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
+from impl.process.remote_system import WorkerSystem
+from reference.failures import Place
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, kind_of_config
+from stateful_tests.lockstep.run_results import Run, Trace
 
 
 class ExplainedPlaces(Protocol):
     """Explains a run of a system that only facts and clauses judge."""
 
-    def place_name(self, place: Any, m: Any) -> str:
+    def place_name(self, place: Place, m: Any) -> str:
         """Return a place of a failure, in words."""
 
-    def facts_at(self, place: Any, m: Any) -> list[Any]:
+    def facts_at(self, place: Place, m: Any) -> list[Any]:
         """Return the facts about a place at a moment (see `ci.explain.places`)."""
 
     def events(self, past: Any) -> list[str]:
@@ -29,10 +32,10 @@ class ExplainedPlaces(Protocol):
 class DrawnPage(Protocol):
     """The page of a run."""
 
-    def states(self, run: Any) -> list[dict[str, Any]]:
+    def states(self, run: Run) -> list[dict[str, Any]]:
         """Return the data of the page, a step each."""
 
-    def content(self, data: dict[str, Any], run: Any) -> dict[str, Any]:
+    def content(self, data: dict[str, Any], run: Run) -> dict[str, Any]:
         """Return the values for the template besides the head of every page."""
 
 
@@ -44,13 +47,13 @@ class ExportedTests(Protocol):
     def target(self, text: str) -> Any:
         """Return a release by its version, or a checkout by its folder."""
 
-    def unit_test(self, trace: Any, file: str, system: Any, *more: Any) -> str:
+    def unit_test(self, trace: Trace, file: str, system: WorkerSystem, *more: Any) -> str:
         """Return the text of the test."""
 
-    def shared_module(self, system: Any, fixed: Any) -> str:
+    def shared_module(self, system: WorkerSystem, fixed: Any) -> str:
         """Return the text of the module that the tests of one folder import."""
 
-    def hook(self, trace: Any) -> str:
+    def hook(self, trace: Trace) -> str:
         """Return the code that loads a release for the test of a trace."""
 
 
@@ -62,13 +65,13 @@ class ServerAsserts(Protocol):
     def assert_violation(self, run: Any) -> Any:
         """Return the assertion that shows the violated clause."""
 
-    def device_sizes(self, config: Any) -> Any:
+    def device_sizes(self, config: AnyConfig) -> Any:
         """Return the sizes of the server's device memory."""
 
-    def host_arguments(self, config: Any) -> list[str]:
+    def host_arguments(self, config: AnyConfig) -> list[str]:
         """Return the arguments of the server for its host memory."""
 
-    def is_unified(self, release: Any, config: Any) -> bool:
+    def is_unified(self, release: Any, config: AnyConfig) -> bool:
         """Return whether the tree is the one for all kinds of KV."""
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
+from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand, Schedule
 from reference.blocks.config import EngineConfig
 from reference.blocks.presets import ENGINE_PRESETS
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command
 from reference.geometry import PRESETS, Geometry
-from reference.pairs.commands import PAIR_COMMANDS, PairCommand
+from reference.pairs.commands import PAIR_COMMANDS, Forward, PairCommand
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.pairs.facts import PairFacts
-from reference.tiers.commands import TIER_COMMANDS, TierCommand
+from reference.tiers.commands import TIER_COMMANDS, Poll, TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
 from reference.tiers.facts import TierFacts
 
@@ -52,6 +52,10 @@ class Kind:
     modelled: bool = False
     #: it picks its batches itself, so a changed tree may run another schedule than its base
     schedules: bool = False
+    #: the command that tells the kind of an adapter that declares none; None of the kind that is left
+    mark: type | None = None
+    #: the needs of clauses that every system of the kind meets
+    meets: frozenset[str] = frozenset()
 
 
 ROWS = Kind(
@@ -61,6 +65,7 @@ ROWS = Kind(
 BLOCKS = Kind(
     "blocks", words="schedules by itself", noun="an engine that schedules by itself", config=EngineConfig,
     commands=ENGINE_COMMANDS, presets=ENGINE_PRESETS, facts=BlockFacts, machine="clients", schedules=True,
+    mark=Schedule,
 )  # fmt: skip
 TIERS = Kind(
     "tiers",
@@ -71,6 +76,8 @@ TIERS = Kind(
     presets=TIER_PRESETS,
     facts=TierFacts,
     machine="tiers",
+    mark=Poll,
+    meets=frozenset({"tier"}),
 )
 PAIRS = Kind(
     "pairs",
@@ -82,6 +89,8 @@ PAIRS = Kind(
     facts=PairFacts,
     machine="pairs",
     schedules=True,
+    mark=Forward,
+    meets=frozenset({"tier"}),
 )
 KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
 JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
@@ -95,8 +104,5 @@ def kind_of_config(config: object) -> Kind:
 def kind_by_commands(commands: frozenset[str]) -> Kind:
     """Return the kind whose systems take these commands, by the names of their classes: for an adapter
     that does not declare its kind."""
-    if "Schedule" in commands:
-        return BLOCKS
-    if "Forward" in commands:
-        return PAIRS
-    return TIERS if "Poll" in commands else ROWS
+    marked = (kind for kind in JUDGED_KINDS if kind.mark and kind.mark.__name__ in commands)
+    return next(marked, ROWS)

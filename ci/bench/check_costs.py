@@ -24,8 +24,9 @@ from ci.report import text_output
 from impl.adapter import AnySystem
 from impl.process.remote_system import WorkerSystem
 from impl.system_spec import SystemSpec
-from reference import blocks, model, tiers
+from reference import blocks, model, pairs, tiers
 from reference import clauses as rows
+from reference.system_kinds import KINDS
 from stateful_tests.check import campaign, run_driver, finder
 from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.run_batches import Named
@@ -33,8 +34,8 @@ from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.check_plans import plan
 from stateful_tests.coverage import situations
 from stateful_tests.generate import next_command
-from stateful_tests.lockstep import engine_lockstep, lockstep, tier_lockstep as tiered
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.driven_kinds import lockstep_of
 
 _DRIVING = "driving"
 _FAULTS = "known faults"
@@ -52,7 +53,9 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
         _DRIVING: (run_driver.drive,),
         _EXPLAINING: (explanation.explaining_masks,),
         "the reference": (model.step,),
-        "clauses": (rows.broken, blocks.clauses.broken, tiers.clauses.broken),
+        "clauses": (
+            rows.broken, blocks.clauses.broken, tiers.clauses.broken, pairs.clauses.broken,
+        ),
         "situations": (situations.situations,),
         "drawing commands": (next_command.propose,),
     }
@@ -67,8 +70,8 @@ def _timed_methods() -> Iterator[tuple[type, str, str]]:
     """Return timed methods: their class, their name, and the part."""
     for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
-    for lockstep_kind in (lockstep.Lockstep, engine_lockstep.EngineLockstep, tiered.TierLockstep):
-        yield lockstep_kind, "_look", "driving: facts of a view"
+    for kind in KINDS.values():
+        yield lockstep_of(kind), "_look", "driving: facts of a view"
     yield AnyLockstep, "_judge", "driving: tallies"
     yield WorkerSystem, "_ask", _WIRE
 

@@ -23,7 +23,8 @@ from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
-    from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun, ServedRun
+    from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun
+    from stateful_tests.watched.servers.served_run import ServedRun
 
 
 @click.command("setup-server")
@@ -314,7 +315,9 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     if base is None and checkout is None:
         return None
     folder = checkout_root(base) if base is not None and Path(base).is_dir() else None
-    base_release = release if base is None or folder is not None else base.removeprefix("sglang==")
+    base_release = release
+    if base is not None and folder is None:
+        base_release = SystemSpec.parse(base).version or base
     runner = WholeScheduler(environment.python_of(base_release), folder)
     known_findings = {}
     if checkout is not None:
@@ -375,7 +378,7 @@ def _check_live_server(
 def _load_served_run(file: str) -> ServedRun:
     import msgspec
 
-    from stateful_tests.watched.servers.scheduler_runs import FORMAT, VERSION, ServedRun
+    from stateful_tests.watched.servers.served_run import FORMAT, VERSION, ServedRun
 
     try:
         text = Path(file).read_bytes()

@@ -239,7 +239,7 @@ def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]
     from stateful_tests.check.trees import changed_functions
 
     calls = (functions for finding in findings for functions in finding.run.called)
-    return changed_functions.beside(base, system, chain.from_iterable(calls))
+    return changed_functions.differences_from_base(base, system, chain.from_iterable(calls))
 
 
 def _plan_other_ways(system: AnySystem, changed: Changes, plan: Plan) -> OtherWays | None:

@@ -15,12 +15,12 @@ from ci import TEMPLATES
 from impl.adapter import Capabilities
 from impl.system_spec import SystemSpec
 from reference.commands import kind_name
-from reference.system_kinds import BLOCKS, KINDS, PAIRS, ROWS, Kind
+from reference.system_kinds import BLOCKS, KINDS, PAIRS, Kind
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.trace_files import loads
 from stateful_tests.traces.notation import format_command
-from stateful_tests.traces.schema import FORMAT, VERSION, in_words
+from stateful_tests.traces.schema import FORMAT, FORMATS, VERSION, in_words
 
 
 class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +72,8 @@ def skeleton_trace(name: str, kind: Kind) -> Trace:
         "spec": SPEC_VERSION,
         "kind": kind.name,
     }
-    head["geometry" if kind is ROWS else "config"] = json.loads(skeleton.sizes)
-    if kind is ROWS:
+    head[FORMATS[kind.name].field] = json.loads(skeleton.sizes)
+    if kind.modelled:
         head["mode"] = "faithful"
     steps = [json.loads(step) for step, _ in skeleton.steps]
     text = json.dumps(head | {"origin": "hand-written", "story": skeleton.story, "steps": steps})

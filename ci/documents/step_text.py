@@ -65,14 +65,14 @@ def _missing_text(name: str) -> str:
     return f"{name}: none"
 
 
-def _side_by_side(left_lines: str, right: str) -> str:
+def _side_by_side(left: str, right: str) -> str:
     """Return two drawings with their titles; one below the other where they are too wide."""
-    wide = max(map(len, left_lines.splitlines()))
+    wide = max(map(len, left.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
-        return f"before\n\n{left_lines}\n\nafter\n\n{right}"
+        return f"before\n\n{left}\n\nafter\n\n{right}"
     columns = (
-        ["before", "", *_align_blocks(left_lines, right)],
-        ["after", "", *_align_blocks(right, left_lines)],
+        ["before", "", *_align_blocks(left, right)],
+        ["after", "", *_align_blocks(right, left)],
     )
     pairs = zip_longest(*columns, fillvalue="")
     return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
@@ -92,26 +92,26 @@ def blocks(state: State) -> Blocks:
     geometry = state.config.geometry
     drawn_blocks = Blocks()
     for holder in holders(state):
-        whose = (
-            f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
-        )
-        title = f"row of {holder.name}{whose}"
-        drawn_blocks[f"row of {holder.name}"] = (
-            f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
-        )
+        title = f"row of {holder.name}"
+        if holder.request and holder.request.session:
+            title += f", lent to {holder.request.name}"
+        row = text_drawings.row(holder.cursors, geometry.page_size, geometry.window)
+        drawn_blocks[f"row of {holder.name}"] = f"{title}\n{row}"
     for session in state.sessions:
         drawn_blocks[f"session {session.name}"] = _session_text(session)
     for request in state.requests:
-        tokens = f"input {request.origin}" + (
-            f" + output {request.output}" if request.output else ""
-        )
+        tokens = f"input {request.origin}"
+        if request.output:
+            tokens += f" + output {request.output}"
         drawn_blocks[f"request {request.name}"] = (
             f"request {request.name}: {request.phase.value}, {tokens}"
         )
     if state.tree is not None:
         drawn_blocks["radix tree"] = tree(state.tree)
     left = free(state)
-    pools = f"{left.full} full" + (f", {left.swa} SWA" if geometry.window is not None else "")
+    pools = f"{left.full} full"
+    if geometry.window is not None:
+        pools += f", {left.swa} SWA"
     drawn_blocks["free pages"] = f"free pages: {pools}; rows: {left.rows}"
     return drawn_blocks
 
@@ -121,14 +121,20 @@ def _session_text(session: Session) -> str:
     return f"session {session.name}: {turn}" + (", closes after it" if session.closing else "")
 
 
-def tree(drawn_blocks: Tree) -> str:
+def tree(radix_tree: Tree) -> str:
     """Draw the radix tree: a node a line, below its parent, with the holders that pin it."""
-    placed = sorted(nodes(drawn_blocks), key=lambda p: p.path)
-    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn_blocks)]) for p in placed)
+    placed_nodes = sorted(nodes(radix_tree), key=lambda placed: placed.path)
+    return text_drawings.tree(
+        (_node_depth(placed, placed_nodes), [_node_text(placed, radix_tree)])
+        for placed in placed_nodes
+    )
 
 
 def _node_depth(placed: Placed, others: list[Placed]) -> int:
-    return sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in others)
+    """Return the number of nodes above a node."""
+    return sum(
+        len(other.path) < placed.end and placed.path[: other.end] == other.path for other in others
+    )
 
 
 def _node_text(placed: Placed, tree: Tree) -> str:

@@ -55,8 +55,7 @@ def target(text: str) -> ReleaseTarget:
     """Return a release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if Path(text).is_dir():
         return ReleaseTarget(f"a checkout{git_description(text)}", "", checkout_root(text))
-    version = text.removeprefix("vllm==")
-    return ReleaseTarget(f"vllm=={version}", version, release_root(version))
+    return ReleaseTarget(f"vllm=={text}", text, release_root(text))
 
 
 def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str:

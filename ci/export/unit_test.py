@@ -132,7 +132,7 @@ def target(text: str) -> ReleaseTarget:
         root = checkout_root(text)
         name = f"a checkout{git_description(text)}"
         return ReleaseTarget(name, releases.detect(root).release.version, root)
-    version = releases.supported_release(text.removeprefix("sglang==")).version
+    version = releases.supported_release(text).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 
 

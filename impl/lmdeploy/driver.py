@@ -18,7 +18,7 @@ from impl.bare import bare
 from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.gathering import EngineFacts
 from impl.lmdeploy.loading import CAPABILITIES, WITH_STORE, load
-from impl.lmdeploy.model_agent import ran, sent
+from impl.lmdeploy.model_agent import result_of, take_batch
 from impl.lmdeploy.states import CheckpointedStates
 from impl.lmdeploy.store import CONNECTOR, WAY, MooncakeStore
 from impl.loading.isolation import note_loaded
@@ -59,9 +59,9 @@ class LMDeployDriver(EngineFacts):
         self.name = name
         if with_store := WAY in SystemSpec.parse(name).ways:
             self.capabilities = WITH_STORE
-        self._of = load(root, with_store)
-        maker = self._of["inputs_maker"]
-        loop = self._of["engine_loop"]
+        self._modules = load(root, with_store)
+        maker = self._modules["inputs_maker"]
+        loop = self._modules["engine_loop"]
         maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
@@ -85,7 +85,7 @@ class LMDeployDriver(EngineFacts):
         self._states = CheckpointedStates(geometry)
         slots = self._states.blocks * size
         caching = geometry.caching and group.window is None
-        cache = self._of["config"].CacheConfig(
+        cache = self._modules["config"].CacheConfig(
             max_batches=geometry.max_seqs, block_size=size, num_cpu_blocks=0,
             num_gpu_blocks=self._states.blocks + 1, kernel_block_size=size, window_size=group.window or -1,
             max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
@@ -93,35 +93,35 @@ class LMDeployDriver(EngineFacts):
             **self._connection(geometry),
         )  # fmt: skip
         self._longest = self._longest_session(geometry.max_model_len, cache)
-        plan = self._of["config"].SchedulerConfig(
+        plan = self._modules["config"].SchedulerConfig(
             max_batches=geometry.max_seqs,
             max_session_len=self._longest,
             prefill_interval=max(1, min(_AHEAD, (slots - self._longest) // (1 + geometry.drafts))),
         )
-        strategy = self._of["ar.sequence"].ARSequenceStrategy
+        strategy = self._modules["ar.sequence"].ARSequenceStrategy
         if geometry.drafts:
-            strategy = self._of["ar_spec.sequence"].ARSpecSequenceStrategy
-        meta = self._of["messages"].SequenceMeta(size, strategy=strategy())
+            strategy = self._modules["ar_spec.sequence"].ARSpecSequenceStrategy
+        meta = self._modules["messages"].SequenceMeta(size, strategy=strategy())
         self._store: MooncakeStore | None = None
-        self._asked = 0
+        self._answered_lookups = 0
         if geometry.connects:
             self._store = MooncakeStore(geometry, self.memory)
-            module = self._of["kv_connector.mooncake.store.connector"]
+            module = self._modules["kv_connector.mooncake.store.connector"]
             connector = module.MooncakeStoreConnector(module.KVConnectorRole.SCHEDULER, cache)
             self._lookups = connector.connector_scheduler.client
-            self._connector_output = self._of["kv_connector.base"].KVConnectorOutput
-            self.scheduler = self._of["paging"].Scheduler(plan, cache, meta, connector)
+            self._connector_output = self._modules["kv_connector.base"].KVConnectorOutput
+            self.scheduler = self._modules["paging"].Scheduler(plan, cache, meta, connector)
         else:
-            self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
-        self._notes_released(self.scheduler)
-        self.maker = self._maker(plan, cache)
+            self.scheduler = self._modules["paging"].Scheduler(plan, cache, meta)
+        self._watch_releases(self.scheduler)
+        self.maker = self._new_maker(plan, cache)
         self._preempt = either(
             self.maker,
             "InputsMakerAsync.preempt_invalid_decode_seqs",
             "InputsMakerAsync.deactivate_evict_seqs",
         )
         self.loop = bare(
-            self._of["engine_loop"].EngineLoop,
+            self._modules["engine_loop"].EngineLoop,
             scheduler=self.scheduler,
             seq_strategy=meta.strategy,
             inputs_maker=self.maker,
@@ -138,8 +138,8 @@ class LMDeployDriver(EngineFacts):
         self._dispatched_next = False
         self._listens = True
         self._names = {}
-        self._past = {}
-        self._ending = []
+        self._computed_counts = {}
+        self._finished_sessions = []
         self._released = []
         self.sources = RequestSources()
         self.new_weights = False
@@ -149,12 +149,12 @@ class LMDeployDriver(EngineFacts):
         """Return the fields of CacheConfig about a connector."""
         if not geometry.connects:
             return {}
-        config = self._of["config"].KVTransferConfig
+        config = self._modules["config"].KVTransferConfig
         return {"kv_transfer_config": config(kv_connector=CONNECTOR, kv_role="kv_both")}
 
-    def _maker(self, plan: Any, cache: Any) -> Any:
+    def _new_maker(self, plan: Any, cache: Any) -> Any:
         """Make the release's maker of batches. Each release is given what it takes."""
-        module = self._of["inputs_maker"]
+        module = self._modules["inputs_maker"]
         sizes = {
             **vars(cache),
             **vars(plan),
@@ -162,11 +162,11 @@ class LMDeployDriver(EngineFacts):
             "is_ssm": self._states.slots > 0,
             "spec_decoding": self.config.drafts > 0,
         }
-        rounds = self._of["ar.engine"].AREngineStrategy(plan, cache)
+        rounds = self._modules["ar.engine"].AREngineStrategy(plan, cache)
         if self.config.drafts:
-            rounds = self._of["ar_spec.engine"].ARSpecEngineStrategy(plan, cache, self.config.drafts)
+            rounds = self._modules["ar_spec.engine"].ARSpecEngineStrategy(plan, cache, self.config.drafts)
         parts = {
-            "executor": Values(device_type="cpu", forward_async=sent),
+            "executor": Values(device_type="cpu", forward_async=take_batch),
             "scheduler": self.scheduler,
             "state_checkpoints": optional(self.scheduler, "Scheduler.state_checkpoints", None),
             "adapter_manager": Values(num_adapters=lambda: 0),
@@ -184,7 +184,7 @@ class LMDeployDriver(EngineFacts):
         have heard of the end. Raises CommandRefused."""
         self._released = []
         self.new_weights = False
-        self._asked = 0
+        self._answered_lookups = 0
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
@@ -206,10 +206,10 @@ class LMDeployDriver(EngineFacts):
                     self._store.forget_reported(output.kv_connector_output)
                 self._preempt()
             case Add():
-                require(self._heard, Reason.WRONG_PHASE)
-                self._add(command)
+                require(self._hears_clients, Reason.WRONG_PHASE)
+                self._add_request(command)
             case Abort(name):
-                require(self._heard, Reason.WRONG_PHASE)
+                require(self._hears_clients, Reason.WRONG_PHASE)
                 require(name in self._names.values(), Reason.UNKNOWN_REQUEST)
                 session = next(each for each, known in self._names.items() if known == name)
                 self.scheduler.stop_session(session)
@@ -217,7 +217,7 @@ class LMDeployDriver(EngineFacts):
                 del self._names[session]
             case NewWeights():
                 require(not (self._flights or self._names), Reason.WRONG_PHASE)
-                ran(self._sleep(self.scheduler, self.maker))
+                result_of(self._sleep(self.scheduler, self.maker))
                 self._rows = []  # as the worker's `reset_runtime_state`
                 self.sources.replace_weights()
                 self.new_weights = True
@@ -232,20 +232,20 @@ class LMDeployDriver(EngineFacts):
                 require(failed, Reason.EMPTY)
             case _:  # each client ends the session that it began
                 raise CommandRefused(Reason.UNFAITHFUL)
-        if self._heard:  # clients end what has finished
-            for session in self._ending:
-                self.end(session)
-            self._ending = []
+        if self._hears_clients:  # clients end what has finished
+            for session in self._finished_sessions:
+                self.end_session(session)
+            self._finished_sessions = []
         if self._store is not None:
-            self._asked = self._lookups.answer(self._store.entries)
+            self._answered_lookups = self._lookups.answer(self._store.entries)
 
-    def end(self, session: int) -> None:
+    def end_session(self, session: int) -> None:
         """End a session, as its client does."""
         self.scheduler.end_session(session)
 
-    def _add(self, command: Add) -> None:
+    def _add_request(self, command: Add) -> None:
         tokens = self.accept(command, self._longest, command.request in self._names.values())
-        wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
+        wants = self._modules["messages"].SamplingParam(max_new_tokens=command.max_tokens)
         session = self.scheduler.add_session(self.sent)
         self.sources.add(self.sent, command.adapter, "")
         adapter = command.adapter or None
@@ -258,7 +258,7 @@ class LMDeployDriver(EngineFacts):
     def _dispatch(self) -> None:
         """Go through the loop up to its next wait."""
         if not self._flights:
-            self._send(self.maker.send_next_inputs())
+            self._run_batch(self.maker.send_next_inputs())
         else:
             running, made, _ = self._flights[0]
             self.scheduler.activate_seqs(running)
@@ -266,7 +266,7 @@ class LMDeployDriver(EngineFacts):
                 self.maker.update_running_seqs(running, made["inputs"])
                 copies = made["cache_inputs"]
                 self._publish(running, copies is not None and copies.state_save_plan is not None)
-            self._send(self.maker.prefetch_next_inputs())
+            self._run_batch(self.maker.prefetch_next_inputs())
             self._dispatched_next = True
         self._listens = True
 
@@ -274,7 +274,7 @@ class LMDeployDriver(EngineFacts):
         """Publish the checkpoints of a batch as 0.18 does."""
         self._checkpoints.finish_forward_dispatch(running, has_save_plan=saves)
 
-    def _notes_released(self, scheduler: Any) -> None:
+    def _watch_releases(self, scheduler: Any) -> None:
         """Note requests that give all their blocks back, whatever they get in the same command."""
         lifecycle = optional(scheduler, "Scheduler.sequence_lifecycle", None)
         owner = lifecycle or scheduler.block_manager

@@ -53,7 +53,8 @@ def longest_session_of(root: Path) -> Callable[[int, Any], int]:
 class SessionEnds(NamedTuple):
     """The steps of a server that end a session, each given its scheduler and the session.
 
-    stop, end: of a front end. free: of a peer that has read the KV of the session.
+    stop, end: the steps for a front end.
+    free: the step for a peer that has read the KV of the session.
     """
 
     stop: Callable[[Any, int], object]

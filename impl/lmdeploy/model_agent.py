@@ -38,16 +38,16 @@ class ModelAgent(SelfSchedulingDriver):
     _states: CheckpointedStates
     _store: MooncakeStore | None
     _connector_output: type[Any]  # KVConnectorOutput
-    _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
+    _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefill_rows` makes them
     _flights: deque[tuple[Any, Any, Any]]  # requests, what was made for them, output
     _names: dict[int, str]  # of sessions that clients have not ended
-    _past: dict[int, int]  # of sessions that ran: positions that the worker has computed
-    _ending: list[int]  # sessions that have finished, which clients end next
+    _computed_counts: dict[int, int]  # of sessions that ran: positions that the worker has computed
+    _finished_sessions: list[int]  # sessions that have finished, which clients end next
     _accept: tuple[int, ...]  # as of the last Schedule
 
-    def _send(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
+    def _run_batch(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
         """Have the worker run the batch that is made, if one is."""
-        made, running = ran(next_inputs)
+        made, running = result_of(next_inputs)
         if made is None:
             return
         store = self._submit_transfers(made)
@@ -56,9 +56,9 @@ class ModelAgent(SelfSchedulingDriver):
             output = Values(next_token_ids=None, kv_connector_output=None)
         else:
             copies = made["cache_inputs"]
-            self._copy(copies, "restore")
+            self._copy_checkpoints(copies, "restore")
             output = self._forward(made["inputs"], made["delta"], running)
-            self._copy(copies, "save")
+            self._copy_checkpoints(copies, "save")
         if store is not None:
             output.kv_connector_output = store.take_finished(self._connector_output)
         self._flights.append((running, made, output))
@@ -73,7 +73,7 @@ class ModelAgent(SelfSchedulingDriver):
         self._store.submit(made["kv_connector_metadata"], self.sources, by_number)
         return self._store
 
-    def _copy(self, copies: Any, which: str) -> None:
+    def _copy_checkpoints(self, copies: Any, which: str) -> None:
         """Copy checkpoints: those to restore before the forward pass, those to save after it."""
         if copies is None:
             return
@@ -82,7 +82,7 @@ class ModelAgent(SelfSchedulingDriver):
             for source, target in blocks.T.tolist():
                 _, slots = self.memory.get(source, (0, [0] * self.block_size))
                 self.memory[target] = 0, list(slots)
-        self._states.copy(getattr(copies, f"state_{which}_plan"))
+        self._states.copy_slots(getattr(copies, f"state_{which}_plan"))
 
     def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:
         """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
@@ -92,7 +92,7 @@ class ModelAgent(SelfSchedulingDriver):
         batch = [(row, [row.token, *row.drafts]) for row in self._rows]
         source = delta
         if inputs is not None:
-            batch = list(_prefilled(inputs, running, self.sources))
+            batch = list(_prefill_rows(inputs, running, self.sources))
             source = inputs
             self._rows += [row for row, _ in batch] if samples else []
         if [row.seq for row, _ in batch] != running:
@@ -105,7 +105,7 @@ class ModelAgent(SelfSchedulingDriver):
         for index, ((row, given), skipped, table) in enumerate(zip(batch, ignored, tables)):
             table = [0] * (skipped // self.block_size) + table
             agreed = self._accept[min(index, len(self._accept) - 1)] if self._accept else 0
-            sampled = self._run(row, given, table, samples, agreed)
+            sampled = self._run_request(row, given, table, samples, agreed)
             tokens.append([*sampled, *[-1] * (width - len(sampled))])
             stops.append(_stop_position(sampled, row.left) if samples else -1)
             row.left -= len(sampled) * samples
@@ -122,7 +122,7 @@ class ModelAgent(SelfSchedulingDriver):
             **_NOT_ASKED,
         )
 
-    def _run(
+    def _run_request(
         self, row: Any, tokens: list[int], table: list[int], samples: bool, agreed: int
     ) -> list[int]:
         """Compute the tokens of one request, note its lane, and return the sampled tokens. agreed: the drafts
@@ -144,12 +144,12 @@ class ModelAgent(SelfSchedulingDriver):
         row.token = self.sample(name, row.stamp)
         if accepted < len(drafts) and row.token != STOP_TOKEN:
             row.token = other(row.stamp)
-        row.drafts = self._drafted(chain(row.stamp, row.token)) if samples else []
-        self._past[row.seq.session_id] = row.past
+        row.drafts = self._draft_tokens(chain(row.stamp, row.token)) if samples else []
+        self._computed_counts[row.seq.session_id] = row.past
         sampled = [*drafts[:accepted], row.token]
         if name:
             held = tuple(table[: -(-(start + len(tokens)) // self.block_size)])
-            tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
+            tables = (held, self._states.block_table(row.slot))[: len(self.config.groups)]
             sampled_tokens = tuple(sampled) if samples else ()
             self.lanes.append(
                 Lane(
@@ -164,7 +164,7 @@ class ModelAgent(SelfSchedulingDriver):
             )
         return sampled
 
-    def _drafted(self, stamp: int) -> list[int]:
+    def _draft_tokens(self, stamp: int) -> list[int]:
         """Return the tokens that the drafter proposes behind a text, by the stamp of its end."""
         drafts: list[int] = []
         for _ in range(self.config.drafts):
@@ -179,17 +179,22 @@ class ModelAgent(SelfSchedulingDriver):
             output.resp.data = {"token_ids": tokens}
             self.deliver(self._names[session], tokens, output.finish)
             if output.finish:
-                self._ending.append(session)
+                self._finished_sessions.append(session)
                 del self._names[session]
 
 
-def _prefilled(
+def _prefill_rows(
     inputs: Any, running: list[Any], sources: RequestSources
 ) -> Iterator[tuple[Any, list[int]]]:
     """Yield a row for each request of a prefill, and its inputs.
 
-    past: number of positions that have KV. stamp: of the last of them. token: sampled behind it. drafts:
-    proposed behind that. left: number of tokens that it may still sample. slot: of its state.
+    seq: its sequence.
+    past: number of positions that have KV.
+    stamp: the stamp of the last of them.
+    token: the token that is sampled behind it.
+    drafts: the tokens that are proposed behind that.
+    left: number of tokens that it may still sample.
+    slot: the slot of its state, -1 for none.
     """
     given = inputs.input_ids[0].split(inputs.seq_length.tolist())
     slots = inputs.state_offsets.tolist() if inputs.state_offsets is not None else repeat(-1)
@@ -212,11 +217,11 @@ def _stop_position(sampled: list[int], left: int) -> int:
     return min(ends, default=-1)
 
 
-async def sent(_: Any) -> None:
+async def take_batch(_: Any) -> None:
     """Take a batch for the worker, which runs it once it is made."""
 
 
-def ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)

@@ -18,7 +18,9 @@ _CHECKPOINTS = 2  # prefix_cache_state_budget
 class CheckpointedStates:
     """The states of one run, without slots for a model that has no recurrent layers.
 
-    slots: how many there are. blocks: of KV, which are the others. stamps: of the state in each slot.
+    slots: number of slots.
+    blocks: number of blocks of KV, which are all others.
+    stamps: slot -> the stamp of the state in it.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -45,7 +47,11 @@ class CheckpointedStates:
         self, slot: int, start: int, tokens: Sequence[int], origin: int
     ) -> tuple[StateUse, ...]:
         """Fold tokens into the state of a slot, as the layers do; the first tokens of a text into an empty
-        state. origin: of the text."""
+        state.
+
+        start: position of the first of them.
+        origin: the origin of the text.
+        """
         if not self.slots:
             return ()
         previous = self.stamps.get(slot, EMPTY) if start else EMPTY
@@ -55,12 +61,12 @@ class CheckpointedStates:
             StateUse(1, block if start else NOWHERE, (previous, previous), ((block, self.stamps[slot]),)),
         )
 
-    def copy(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
+    def copy_slots(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
         """Copy slots (StateCacheEngine.copy_slots)."""
         for source, target in zip(*plan or ((), ())):
             self.stamps[target] = self.stamps.get(source, EMPTY)
 
-    def table(self, slot: int) -> tuple[int, ...]:
+    def block_table(self, slot: int) -> tuple[int, ...]:
         """Return the block of a slot; none for -1."""
         return (self.blocks + slot,) if slot >= 0 else ()
 
@@ -69,24 +75,29 @@ class CheckpointedStates:
         """The stamp of the state in each block."""
         return {self.blocks + slot: stamp for slot, stamp in self.stamps.items() if slot >= 0}
 
-    def published(self, checkpoint: Any, physical_blocks: list[int], origin: int) -> Iterator[Published]:
-        """Yield the states that a checkpoint of the trie names. physical_blocks: the block for each logical
-        one. origin: of its text."""
+    def published_states(
+        self, checkpoint: Any, physical_blocks: list[int], origin: int
+    ) -> Iterator[Published]:
+        """Yield the states that a checkpoint of the trie names.
+
+        physical_blocks: the block for each logical one.
+        origin: the origin of its text.
+        """
         if not checkpoint.published:
             return
         start = (checkpoint.step - 1) // self._size * self._size
         tokens = checkpoint.exact_match_data.token_ids.tolist()
         stamps = tuple(chained(tokens, origin)[start:])
-        for group, block in enumerate(self._blocks(checkpoint, physical_blocks)):
+        for group, block in enumerate(self._checkpoint_blocks(checkpoint, physical_blocks)):
             if block:
                 yield Published(block, group, stamps)
 
-    def in_flight(self, checkpoint: Any, physical_blocks: list[int]) -> list[int]:
+    def blocks_in_flight(self, checkpoint: Any, physical_blocks: list[int]) -> list[int]:
         """Return blocks of a checkpoint that batches in flight copy from or to."""
         copied = not checkpoint.published or checkpoint.pin_count
-        return [block for block in self._blocks(checkpoint, physical_blocks) if block and copied]
+        return [block for block in self._checkpoint_blocks(checkpoint, physical_blocks) if block and copied]
 
-    def _blocks(self, checkpoint: Any, physical_blocks: list[int]) -> tuple[int, int]:
+    def _checkpoint_blocks(self, checkpoint: Any, physical_blocks: list[int]) -> tuple[int, int]:
         """Return the block in which the text ends, if it ends within one, and the block with the state."""
         frozen = checkpoint.frozen_block_id
         return physical_blocks[frozen] if frozen >= 0 else 0, self.blocks + checkpoint.slot

@@ -37,7 +37,8 @@ INERT = tuple(
 class Lookups:
     """A stand-in for `LookupKeyClient`, which asks the store for a prefix.
 
-    asked: hashes that a request has asked for, by its number. answers: tokens that the store has of them.
+    asked: number of a request -> the hashes that it has asked for.
+    answers: number of a request -> tokens that the store has of them.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -63,7 +64,10 @@ class Lookups:
         self.answers.pop(req_id, None)
 
     def answer(self, known: Container[bytes]) -> int:
-        """Answer what was asked, and return how much that was. known: the hashes that the store has."""
+        """Answer all lookups, and return their number.
+
+        known: the hashes that the store has.
+        """
         for request, hashes in self.asked.items():
             there = next((at for at, key in enumerate(hashes) if key not in known), len(hashes))
             self.answers[request] = there * self._block_size
@@ -76,9 +80,15 @@ class Lookups:
 class StoreTransfer:
     """A transfer of the worker.
 
-    serial: of all transfers. number: of the release, that of a save or of the request of a load. blocks,
-    hashes: of each part. stamps: of the text under each hash, for a save. chunks: in which each part is on
-    its way. lost: parts that a load does not bring. reported: the worker has told its end.
+    serial: position among all transfers, from 1.
+    number: the release's number of a save, or of the request that a load is for.
+    blocks, hashes: one for each part.
+    stamps: the text under each hash, of a save.
+    chunks: the chunk in which each part is on its way.
+    copied: its KV has moved.
+    completed: it has ended.
+    reported: the worker has told its end.
+    lost: indices of the parts that a load does not bring.
     """
 
     serial: int
@@ -97,7 +107,8 @@ class StoreTransfer:
 class MooncakeStore:
     """The store, and the worker that moves KV between it and the blocks.
 
-    memory: of the driver. entries: what the store has under each hash.
+    memory: block -> its group and the stamps of its slots, as the driver has them.
+    entries: hash -> the KV that the store has under it.
     """
 
     def __init__(self, config: EngineConfig, memory: dict[int, tuple[int, list[int]]]) -> None:
@@ -106,11 +117,14 @@ class MooncakeStore:
         self._size = config.groups[0].block_size
         self.entries: dict[bytes, StoredChunk] = {}
         self.jobs: list[StoreTransfer] = []
-        self._chunks = 0  # in which KV is on its way, so far
+        self._chunks = 0  # most chunks that were on their way at a time
         self._submitted = 0
 
     def submit(self, metadata: Any, sources: RequestSources, requests: dict[int, Any]) -> None:
-        """Take what the scheduler has the worker do. requests: sequences by their number."""
+        """Take the transfers that the scheduler asks of the worker.
+
+        requests: the number of a sequence -> the sequence.
+        """
         for load in metadata.load_requests:
             job = self._add_transfer(load.request_id, True, load.block_ids, load.block_hashes)
             job.lost = {at for at, key in enumerate(job.hashes) if key not in self.entries}
@@ -141,7 +155,7 @@ class MooncakeStore:
         self.jobs.append(job)
         return job
 
-    def _oldest(self, load: bool) -> StoreTransfer | None:
+    def _oldest_incomplete(self, load: bool) -> StoreTransfer | None:
         return next((job for job in self.jobs if job.load is load and not job.completed), None)
 
     def copy(self, load: bool) -> bool:
@@ -149,7 +163,7 @@ class MooncakeStore:
         moving = (job for job in self.jobs if job.load is load and not job.copied)
         if (job := next(moving, None)) is None:
             return False
-        self._move(job)
+        self._move_kv(job)
         return True
 
     def fail(self, blocks: int) -> bool:
@@ -158,33 +172,33 @@ class MooncakeStore:
         if (job := next(moving, None)) is None:
             return False
         job.lost |= {*range(blocks, len(job.blocks))}
-        self._move(job)
+        self._move_kv(job)
         job.completed = True
         return True
 
     def complete(self, load: bool) -> bool:
         """Complete the oldest transfer of a direction. Return False if there is none."""
-        if (job := self._oldest(load)) is None:
+        if (job := self._oldest_incomplete(load)) is None:
             return False
         if not job.copied:
-            self._move(job)
+            self._move_kv(job)
         job.completed = True
         return True
 
-    def _move(self, job: StoreTransfer) -> None:
+    def _move_kv(self, job: StoreTransfer) -> None:
         job.copied = True
         for at, (block, key) in enumerate(zip(job.blocks, job.hashes)):
             if not job.load:
-                self._put(key, StoredChunk(0, job.stamps[at], (self._held(block),)))
+                self._store_chunk(key, StoredChunk(0, job.stamps[at], (self._held_slots(block),)))
             elif at not in job.lost:
                 _, slots = self.entries[key].memory[0]
                 self._memory[block] = 0, list(slots)
 
-    def _held(self, block: int) -> tuple[int, tuple[int, ...]]:
+    def _held_slots(self, block: int) -> tuple[int, tuple[int, ...]]:
         group, slots = self._memory.get(block, (-1, []))
         return group, tuple(slots)
 
-    def _put(self, key: bytes, entry: StoredChunk) -> None:
+    def _store_chunk(self, key: bytes, entry: StoredChunk) -> None:
         if key in self.entries:  # of two saves the first counts
             return
         read = {key for job in self.jobs if job.load and not job.copied for key in job.hashes}
@@ -207,7 +221,10 @@ class MooncakeStore:
         )
 
     def forget_reported(self, output: Any) -> None:
-        """Forget the transfers whose end the scheduler has seen. output: as `take_finished` gave it."""
+        """Forget the transfers whose end the scheduler has seen.
+
+        output: the report of `take_finished`.
+        """
         if output is None:
             return
         seen = {(False, save) for save in output.completed_save_ids or ()}
@@ -217,7 +234,10 @@ class MooncakeStore:
         ]
 
     def facts(self, lookups: int) -> HostFacts:
-        """Return the facts of the store and of transfers. lookups: that are not answered."""
+        """Return the facts of the store and of transfers.
+
+        lookups: number of lookups of the last command that were answered after it.
+        """
         memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * self._chunks
         for job in self.jobs:
             for key, chunk in zip(job.hashes, job.chunks):
@@ -229,12 +249,12 @@ class MooncakeStore:
             free=tuple(chunk for chunk in range(self._chunks) if chunk not in used),
             memory=tuple((held,) for held in memory),
             keys=(),
-            transfers=tuple(self._transfers()),
+            transfers=tuple(self._transfer_facts()),
             stored=tuple(self.entries.values()),
             lookups=lookups,
         )
 
-    def _transfers(self) -> Iterator[Transfer]:
+    def _transfer_facts(self) -> Iterator[Transfer]:
         for job in self.jobs:
             parts: tuple[Part, ...] = tuple(
                 (0, block, chunk, 0) for block, chunk in zip(job.blocks, job.chunks)

@@ -26,7 +26,7 @@ Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not i
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """Which modules of a package are the release's own files.
+    """The modules of a package that are the release's own files, and those that are stand-ins.
 
     real: names of modules, whose submodules are real as well.
     inert: those of them that are not after all.

@@ -1,4 +1,4 @@
-"""Which parts of an engine's API a tree has, looked up in its files one by one, whatever version it states.
+"""The parts of an engine's API that a tree has, looked up in its files, whatever version it states.
 
 A part is a table of lines (see `impl.loading.probe`). Its lines with the same `since` and `before` came
 together and are a step. A tree has a part if it has every step of it. A step that ends at a release and the

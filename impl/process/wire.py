@@ -8,19 +8,18 @@ import re
 import select
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, NamedTuple, Union
+from typing import IO, Any, NamedTuple, Union, cast
 
 import msgspec
 
 from impl.adapter import Capabilities, View
 from impl.process.failures import WrongShape
 from impl.process.system_functions import SystemFunction
-from reference.blocks.facts import BlockFacts
 from reference.commands import (
     TREE_COMMANDS,
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
-from reference.system_kinds import BLOCKS, KINDS, AnyCommand, Kind, kind_by_commands
+from reference.system_kinds import KINDS, AnyCommand, Kind, kind_by_commands
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
@@ -152,8 +151,9 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (Done, Refused, Broken)
 }
-_FACTS = msgspec.msgpack.Decoder(BlockFacts)
-_VIEW = msgspec.msgpack.Decoder(View)
+_VIEWS: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    kind.name: msgspec.msgpack.Decoder(kind.facts or View) for kind in KINDS.values()
+}
 _CAPABILITIES = msgspec.msgpack.Decoder(Capabilities)
 _OF_KINDS = [*MESSAGES.values()]
 ASKS: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
@@ -178,29 +178,20 @@ def unpack_command(message: Apply) -> Command:
     return command
 
 
-def copied_view(view: View) -> View:
-    """Return a copy of a view: a system may show its own lists, and go on changing them.
+def copied_view(kind: Kind, view: object) -> Any:
+    """Return a copy of what a system of this kind shows: it may show its own lists, and go on changing them.
 
     Raises WrongShape where a field of the view has another type.
     """
-    copy: View = _copy_checked("view()", _VIEW, view)
-    return copy
-
-
-def copied_facts(facts: BlockFacts) -> BlockFacts:
-    """Return a copy of the facts of an engine that schedules by itself.
-
-    Raises WrongShape where a field of the facts has another type.
-    """
     try:
-        copy: BlockFacts = _copy_checked("view()", _FACTS, facts)
+        return _copy_checked("view()", _VIEWS[kind.name], view)
     except WrongShape as error:
+        if kind.facts is None:
+            raise
         # Facts are an array in msgpack: the decoder names a field by its index.
-        message = re.sub(
-            r"\[(\d+)\]", lambda at: f".{BlockFacts._fields[int(at[1])]}", str(error), count=1
-        )
+        fields = cast(Any, kind.facts)._fields
+        message = re.sub(r"\[(\d+)\]", lambda at: f".{fields[int(at[1])]}", str(error), count=1)
         raise WrongShape(message) from None
-    return copy
 
 
 def checked_outcome(given: object) -> Outcome:
@@ -238,7 +229,7 @@ def _contradiction(can: Capabilities) -> str:
     """Say which capabilities do not go together, or ""."""
     trees = {kind.__name__ for kind in TREE_COMMANDS} & can.commands
     row_commands = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
-    schedules = can.system_kind is BLOCKS
+    schedules = "Schedule" in can.commands
     by_commands = kind_by_commands(can.commands)
     cases = {
         f"kind: {can.kind}: its commands are those of {by_commands.name}": (

@@ -25,9 +25,7 @@ from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, describe_error, failing_as
 from impl.process.system_functions import SystemFunction
-from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
-from reference.system_kinds import BLOCKS
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
 _NOTHING = wire.Noted()
@@ -137,10 +135,9 @@ def _checked_view(system: Any, root: Path | None, occasion: str = VIEW) -> Any:
     with failing_as(occasion, root):
         view: Any = system.view()
         judged = type(view) in wire.MESSAGES_BY_FACTS and type(view) is not View
-        if judged and (root is not None or type(view) is not BlockFacts):
+        if judged and root is not None:
             return view
-        of_blocks = system.capabilities.system_kind is BLOCKS
-        return wire.copied_facts(view) if of_blocks else wire.copied_view(view)
+        return wire.copied_view(system.capabilities.system_kind, view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:

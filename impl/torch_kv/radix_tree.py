@@ -416,7 +416,8 @@ class RadixTree(NodeStates, EvictionQueues):
             parent.children[node.key[: self.page_size]] = node
             self._count += 1
             self._evictable[FULL] += len(node.key)
-            self._evictable[SWA] += len(node.key) * (node.live and self.window is not None)
+            if node.live and self.window is not None:
+                self._evictable[SWA] += len(node.key)
             path.append(node)
             begin = cut
 

@@ -101,7 +101,7 @@ class EngineDriver(ClientCalls, FactGatherer):
         if ran.lanes:
             self._in_flight.append((scheduled, ran, outcome))
         else:
-            self._take(self.scheduler.update_from_output(scheduled, outcome))
+            self._take_outputs(self.scheduler.update_from_output(scheduled, outcome))
         # The engine core fills its queue of batches before it takes results (step_with_batch_queue).
         queue_size = 2 if self.overlap else 1
         queue_is_full = len(self._in_flight) >= queue_size
@@ -110,10 +110,10 @@ class EngineDriver(ClientCalls, FactGatherer):
 
     def _update(self, command: Update) -> None:
         require(self._in_flight, Reason.EMPTY)
-        require(self._due(), Reason.WRONG_PHASE)
+        require(self._results_due(), Reason.WRONG_PHASE)
         self._in_step = False
         scheduled, ran, outcome = self._in_flight.popleft()
-        self._take(self.scheduler.update_from_output(scheduled, outcome))
+        self._take_outputs(self.scheduler.update_from_output(scheduled, outcome))
         if isinstance(self._mover, Loads):
             self._mover.results_taken()
         if self.config.drafts and not self.overlap:
@@ -124,7 +124,7 @@ class EngineDriver(ClientCalls, FactGatherer):
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
-    def _take(self, outputs: Any) -> None:
+    def _take_outputs(self, outputs: Any) -> None:
         """Keep the outputs for clients. outputs: EngineCoreOutputs by client index."""
         self._client_outputs = tuple(
             Output(

@@ -70,9 +70,8 @@ class EngineParts:
         encodes: bool = False,
         stores: bool = False,
     ) -> None:
-        """Load the release's modules and note which parts it has. overlap: asynchronous scheduling. v2: model
-        runner V2. offloads, encodes, stores: with a connector, an encoder, a storage."""
-        self._load(root, offloads, encodes)
+        """Load the release's modules and note which parts it has. The arguments are those of the class."""
+        self._load_release(root, offloads, encodes)
         names = renamed_entries(root)
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
@@ -97,7 +96,7 @@ class EngineParts:
         self._stores = stores
         self._reset_caches = reset_caches(root)
 
-    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
+    def _load_release(self, root: Path, offloads: bool, encodes: bool) -> None:
         install(root, offloads=offloads, encodes=encodes)
 
     def reset(self, geometry: EngineConfig) -> None:
@@ -124,16 +123,16 @@ class EngineParts:
         self.config = config = geometry
         self._stamps = Stamps()
         self.sources = RequestSources()
-        self.scheduler, self._request = self._start(config)
-        self.runner = self._worker(config)
+        self.scheduler, self._request = self._start_engine(config)
+        self.runner = self._new_runner(config)
         self.runner.origin_of = self.sources.origin_of
-        self.runner.drafter = self._drafter(config)
-        self._mover = self._move()
+        self.runner.drafter = self._new_drafter(config)
+        self._mover = self._new_mover()
         if config.storage:
             storage.FILES.reset(self._mover.transfers.host)
         self._in_flight = deque()
-        self._ids = {}  # name in commands -> the engine's name
-        self._names = {}  # the engine's name -> name in commands
+        self._ids = {}  # name in commands -> the engine's request id
+        self._names = {}  # request id -> name in commands
         self._ended = set()
         # the current step of the engine core ends with the results of its batch
         self._in_step = False
@@ -144,10 +143,10 @@ class EngineParts:
         self._reset_done = False
         note_loaded("impl/vllm/modules.py")
 
-    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+    def _start_engine(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)
 
-    def _move(self) -> Any:
+    def _new_mover(self) -> Any:
         """Make the worker's side of the connector, None without a connector."""
         if self.config.simple:
             thread = CopyingThread(self.scheduler, self.runner.memory, self.config)
@@ -158,7 +157,7 @@ class EngineParts:
 
         return worker_of(self.scheduler, self.runner.memory, self.config, 0, request_stamps)
 
-    def _worker(self, config: EngineConfig) -> ModelRunner:
+    def _new_runner(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:
             return ModelRunnerV1(config, self.overlap, self._methods)
         if not self.v2:
@@ -174,7 +173,7 @@ class EngineParts:
 
         return ModelRunnerV2(config, self.overlap, pool_of(config))
 
-    def _drafter(self, config: EngineConfig) -> Drafter | None:
+    def _new_drafter(self, config: EngineConfig) -> Drafter | None:
         """Make the layers of a drafter. Return None if no group has them, if the release lacks their files,
         and for a peer."""
         if config.draft_group is None or config.peer:
@@ -189,6 +188,6 @@ class EngineParts:
 
         return DrafterV2(config, self.runner, self.drafter_root, input_buffers(config))
 
-    def _due(self) -> bool:
+    def _results_due(self) -> bool:
         """Return whether the engine core takes results next."""
         return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())

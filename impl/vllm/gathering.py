@@ -9,7 +9,7 @@ from impl.loading.optional import optional
 from impl.vllm.engine_parts import EngineParts
 from impl.vllm.images import encoder_facts, text_of
 from impl.vllm.offload import host_facts
-from impl.vllm.simple_offload import PoolOffloads, pool_facts, transfers_of
+from impl.vllm.simple_offload import PoolOffloads, hashes_of, pool_facts, transfers_of
 from impl.vllm.sources import foreign_keys, places_of
 from reference.blocks.facts import BlockFacts, EncoderFacts, HostFacts, Published, RequestFact
 
@@ -53,7 +53,7 @@ class FactGatherer(EngineParts):
                     pinned += [(name, block) for block in held]
                 else:
                     kept_blocks += held
-        memory = self._held()
+        memory = self._held_blocks()
         known = self.scheduler.requests
         return BlockFacts(
             refs=tuple(block.ref_cnt for block in pool.blocks),
@@ -67,12 +67,12 @@ class FactGatherer(EngineParts):
             outputs=self._client_outputs,
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
-            results_due=self._due(),
+            results_due=self._results_due(),
             in_step=self._in_step,
             kept=tuple(kept_blocks),
             copies=self._copies,
             pinned=tuple(pinned),
-            host=None if self._mover is None else self._host(),
+            host=None if self._mover is None else self._host_facts(),
             foreign_keys=foreign_keys(
                 self.sources,
                 self.scheduler,
@@ -89,7 +89,7 @@ class FactGatherer(EngineParts):
             return None
         return encoder_facts(self.scheduler, encoder, self._names)
 
-    def _held(self) -> list[Any]:
+    def _held_blocks(self) -> list[Any]:
         """Return the group and the stamps of each block."""
         blocks = range(self.config.blocks + 1)
         return [self._without_drafter(self.runner.memory.get(block, (-1, ()))) for block in blocks]
@@ -101,7 +101,7 @@ class FactGatherer(EngineParts):
             return held
         return group, slots[: self.config.groups[group].block_size]
 
-    def _host(self) -> HostFacts:
+    def _host_facts(self) -> HostFacts:
         parts = self._mover, self.scheduler, self.config, self._stamps
         if isinstance(self._mover, PoolOffloads):
             facts = pool_facts(*parts, at_rest=not self._in_flight)
@@ -127,7 +127,6 @@ class FactGatherer(EngineParts):
 def _hashes_by_block(pool: Any) -> dict[int, int]:
     """Return for each block the number of hashes under which the pool finds it."""
     mapped: dict[int, int] = {}
-    for blocks in pool.cached_block_hash_to_block._cache.values():
-        for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
-            mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
+    for _, block in hashes_of(pool):
+        mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
     return mapped

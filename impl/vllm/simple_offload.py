@@ -272,7 +272,8 @@ def _key(
 def hashes_of(pool: Any) -> Iterator[tuple[bytes, Any]]:
     """Yield the hashes under which a pool finds its blocks."""
     for key, blocks in pool.cached_block_hash_to_block._cache.items():
-        for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
+        found = blocks.values() if isinstance(blocks, dict) else (blocks,)
+        for block in found:
             yield key, block
 
 

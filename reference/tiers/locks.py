@@ -169,7 +169,8 @@ def counts(facts: TierFacts, ranges: list[LockRange], pools: tuple[str, ...]) ->
     nodes = {node.node: node for node in facts.nodes}
     wanted: Counter[Where] = Counter()
     for user, low, left_out in ranges:
-        for pool in pools[:1] if user.full_only else pools:
+        locked_pools = pools[:1] if user.full_only else pools
+        for pool in locked_pools:
             for node in path(user.node, nodes):
                 if node.start < low.get(pool, 0):
                     break

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,9 @@ from impl.process.failures import fails_at_start
 from impl.system_spec import system_spec
 from stateful_tests.check.run_counts import Counted
 from stateful_tests.check.run_driver import drive, drive_named
-from stateful_tests.check.run_batches import HANG, HANGS, BatchResult, Named, RunBatch, broken
+from stateful_tests.check.run_batches import (
+    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, broken,
+)  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
 from stateful_tests.check.undriven_parts import parts_left_out
@@ -140,26 +142,18 @@ class _Campaign:
         )
         if self.plan.examples is None:
             result.asked = self.plan.commands
-        ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
         try:
             for each in early:
                 assert each.violation is not None
                 self.finder.take(each.violation, each.trace)
             if interrupted:
                 raise KeyboardInterrupt
-            with closing(executor.map(work, ahead)) as results:
-                for batch in now:
-                    if self._is_over(result):
-                        break
-                    if batch.config.machine == CORPUS:
-                        self.lines -= len(batch.examples)
-                    self._add_batch(machines[batch.config], next(results))
+            self._drive_batches(executor, work, machines, result)
         except KeyboardInterrupt:
             result.interrupted = True
             self.finder.give_up()
-        except (
-            UnusableImplementation
-        ) as error:  # what was found until then is reported all the same
+        except UnusableImplementation as error:
+            # What was found until then is reported all the same.
             self.finder.give_up()
             if not len(self.finder):
                 raise
@@ -170,19 +164,40 @@ class _Campaign:
             )
         result.findings = self.finder.findings()
         if self.lookup is not None:
-            try:
-                if not result.interrupted:
-                    result.findings = self.lookup.look_up(result.findings)
-            except KeyboardInterrupt:
-                result.interrupted = True
-            if result.interrupted:
-                result.findings = self.lookup.note_interrupt(result.findings)
+            self._look_up(self.lookup, result)
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
         self.counted.enter(result, self.system, self.plan, tuple(machines))
         result.seconds = time.monotonic() - self.started
         return result
+
+    def _drive_batches(
+        self,
+        executor: Executor,
+        work: Callable[[RunBatch], BatchResult],
+        machines: Mapping[Configuration, MachineResult],
+        result: CheckResult,
+    ) -> None:
+        """Drive the batches of the plan, until they or the check are over."""
+        ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
+        with closing(executor.map(work, ahead)) as results:
+            for batch in now:
+                if self._is_over(result):
+                    break
+                if batch.config.machine == CORPUS:
+                    self.lines -= len(batch.examples)
+                self._add_batch(machines[batch.config], next(results))
+
+    def _look_up(self, lookup: Lookup, result: CheckResult) -> None:
+        """Look the findings up in other releases, unless the user ends the check."""
+        try:
+            if not result.interrupted:
+                result.findings = lookup.look_up(result.findings)
+        except KeyboardInterrupt:
+            result.interrupted = True
+        if result.interrupted:
+            result.findings = lookup.note_interrupt(result.findings)
 
     def _is_over(self, result: CheckResult) -> bool:
         """Return whether the commands of the plan were carried out, the time limit was reached, or

@@ -17,7 +17,7 @@ from impl.adapter import AnySystem
 from reference.commands import Mode
 from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
-from stateful_tests.check.known_faults.causes import lacks, needs
+from stateful_tests.check.known_faults.causes import has_none_of, needs
 from stateful_tests.check.known_faults.explanation import (
     Explained, clauses_of, explaining_masks, needs_of, unexplained_needs,
 )  # fmt: skip
@@ -301,7 +301,7 @@ class Finder:
         def may_shrink_to(smaller: Trace, seen: Violation) -> bool:
             if still_new is not None and not still_new(smaller, seen):
                 return False
-            return lacks(system, without, smaller)
+            return has_none_of(system, without, smaller)
 
         smallest = minimise(
             system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=may_shrink_to

@@ -15,7 +15,7 @@ NOWHERE = "[*]"  # Mermaid's name for the start and the end
 
 
 class Life(DescribedEnum):
-    """What a session keeps, and which turn uses it."""
+    """The life of a session: its slot, and the turn that uses it."""
 
     EMPTY = "empty", "keeps nothing"
     FIRST_TURN = "first_turn", "no slot yet, a turn is in flight"

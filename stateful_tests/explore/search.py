@@ -279,7 +279,9 @@ class Explorer:
         state = self.states.initial
         path = list[Command]()
         commands = [states.commands(before)[number] for before, number in reversed(steps)]
-        for command in [*commands, last] if last is not None else commands:
+        if last is not None:
+            commands.append(last)
+        for command in commands:
             path.append(relabel(command, states.renaming(state), state))
             state, _ = model.step(state, path[-1])
         return tuple(path)

@@ -71,6 +71,12 @@ class AnyLockstep(ABC):
     def presets_for(can: Capabilities) -> tuple[str, ...]:
         """Return the names of the presets for a system of this kind."""
 
+    @staticmethod
+    def suitable(config: Any) -> str:
+        """Return an option that names a system of this kind for these sizes."""
+        del config
+        return "--impl module:factory"
+
     @property
     @abstractmethod
     def config(self) -> tuple[AnyConfig, Mode]:

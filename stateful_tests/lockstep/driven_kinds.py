@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
-from impl.engines import engine
-from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode
 from reference.geometry import Geometry
@@ -61,33 +59,12 @@ def check_fits(
     """Raise UnusableImplementation when the system cannot run these sizes and commands."""
     can = system.capabilities
     kind = kind_of_config(geometry)
+    run = lockstep_of(kind)
     if can.system_kind is not kind:
-        needs = f": the trace needs {kind.noun}, such as {_example(geometry)}"
+        needs = f": the trace needs {kind.noun}, such as {run.suitable(geometry)}"
         raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
-    if lacks := lockstep_of(kind).lacking(can, geometry, commands):
+    if lacks := run.lacking(can, geometry, commands):
         raise UnusableImplementation(f"{system.name} {lacks}")
-
-
-# An engine that has systems of a kind, and in which way.
-_ENGINES = {
-    ROWS.name: ("sglang", ""),
-    BLOCKS.name: ("vllm", ""),
-    TIERS.name: ("sglang", "hicache"),
-    PAIRS.name: ("vllm", "pair"),
-}
-
-
-def _example(geometry: Geometry | JudgedConfig) -> str:
-    """Return an option that names a system for these sizes."""
-    kind = kind_of_config(geometry)
-    if kind.name not in _ENGINES:
-        return "--impl module:factory"
-    name, way = _ENGINES[kind.name]
-    if isinstance(geometry, EngineConfig) and geometry.connects:
-        way = "offload"
-    if kind is ROWS:
-        return f"--impl torch or --impl {engine(name).newest(way)}"
-    return f"--impl {engine(name).newest(way)}"
 
 
 def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
@@ -103,14 +80,16 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "states": can.recurrent or can.tracks,
         "tracks": can.tracks,
         "lazy": can.lazy,
-        "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
+        "tier": can.connects,
         "keys": "LoadAdapter" in can.commands,
         "images": can.encodes,
         "drafter": can.drafter,
     }
+    kind = can.system_kind
+    met = kind.meets | {need for need, is_met in capabilities.items() if is_met}
     return {
         name: Tally()
-        for name, clause in lockstep_of(can.system_kind).clauses.items()
-        if all(capabilities[need] for need in clause.needs)
+        for name, clause in lockstep_of(kind).clauses.items()
+        if met.issuperset(clause.needs)
         and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
     }

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from impl.adapter import Capabilities, EngineSystem
+from impl.engines import engine
 from impl.process.failures import SystemFailed
 from impl.process.remote_system import StrangerSystem, WorkerSystem
-from impl.process.wire import copied_facts
+from impl.process.wire import copied_view
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.tiers.commands import ResetCache
@@ -87,6 +88,10 @@ class EngineLockstep(AnyLockstep):
             and not EngineLockstep.lacking(can, config, ())
         )
 
+    @staticmethod
+    def suitable(config: EngineConfig) -> str:
+        return f"--impl {engine('vllm').newest('offload' if config.connects else '')}"
+
     @property
     def config(self) -> tuple[EngineConfig, Mode]:
         return self.texts.config, Mode.FAITHFUL
@@ -143,7 +148,7 @@ class EngineLockstep(AnyLockstep):
     def _look(self) -> None:
         facts: BlockFacts = self.system.view()
         if not isinstance(self.system, WorkerSystem):
-            facts = copied_facts(facts)
+            facts = copied_view(self._can.system_kind, facts)
         if self._strange and (wrong := misfit(facts, self.texts.config)):
             raise SystemFailed(f"TypeError: {wrong}")
         self.facts = facts

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from impl.adapter import Capabilities, System, UnusableImplementation
+from impl.engines import engine
 from impl.process.failures import SystemFailed
 from impl.process.wire import copied_view
 from reference import model
@@ -117,6 +118,11 @@ class Lockstep(AnyLockstep):
         later."""
         return tuple(name for name, sizes in PRESETS.items() if can.keeps_states(sizes))
 
+    @staticmethod
+    def suitable(config: Geometry) -> str:
+        del config
+        return f"--impl torch or --impl {engine('sglang').newest('')}"
+
     @property
     def config(self) -> RunConfig:
         """The sizes and the mode."""
@@ -189,7 +195,7 @@ class Lockstep(AnyLockstep):
         """Read the system's view. An unchanged view has the same facts."""
         view = self.system.view()
         if not self._can.new_views:
-            view = copied_view(view)
+            view = copied_view(self._can.system_kind, view)
         if not abstraction.same(self._view, view):
             if wrong := abstraction.misfit(view, self.state.config.geometry):
                 raise SystemFailed(f"TypeError: {wrong}")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from impl.adapter import Capabilities, PairedSystem
+from impl.engines import engine
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.pairs.pair_record import START, PairRecord
@@ -71,6 +72,11 @@ class PairLockstep(AnyLockstep):
         """Return the presets of what the release has."""
         lacking = PairLockstep.lacking
         return tuple(name for name, config in PAIR_PRESETS.items() if not lacking(can, config, ()))
+
+    @staticmethod
+    def suitable(config: PairConfig) -> str:
+        del config
+        return f"--impl {engine('vllm').newest('pair')}"
 
     @property
     def config(self) -> tuple[PairConfig, Mode]:

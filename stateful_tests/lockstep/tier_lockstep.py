@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from impl.adapter import Capabilities, TieredSystem
+from impl.engines import engine
 from reference.clauses import Clause
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
@@ -73,6 +74,11 @@ class TierLockstep(AnyLockstep):
         return tuple(
             name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
         )
+
+    @staticmethod
+    def suitable(config: TierConfig) -> str:
+        del config
+        return f"--impl {engine('sglang').newest('hicache')}"
 
     @property
     def config(self) -> tuple[TierConfig, Mode]:

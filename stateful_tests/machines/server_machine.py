@@ -194,7 +194,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.lockstep.do(command)
 
     def _offer(self) -> None:
-        """Which rules may run next: those that are called for at least as much as `threshold` says."""
+        """Offer the rules whose weight is at least `threshold` percent of the largest."""
         weights: dict[Any, int] = {**kind_weights(self.enabled_commands(_NOBODY))}
         weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
         enough = self.threshold * max(weights.values())

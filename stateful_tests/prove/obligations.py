@@ -150,12 +150,8 @@ def _check(terms: list[Any]) -> Any:
 def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> None:
     """Note in the proof small numbers for which the line fails, or that z3 finds none."""
     arguments = proof.obligation.contract.arguments
-    names = [
-        each
-        for name in arguments
-        for each in ("CAER" if name == "c" else [name])
-        if each != "margin"
-    ]
+    numbers = ("CAER" if name == "c" else [name] for name in arguments)
+    names = [number for several in numbers for number in several if number != "margin"]
     for bound in SMALL:
         solver = _solver(terms)
         if bound is not None:

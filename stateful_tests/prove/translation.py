@@ -119,7 +119,7 @@ class Translation:
                     return self._value(value, names)
                 case ast.If(test, body, []):
                     rest = self._body(statements[index + 1 :], dict(names))
-                    return _either(self._value(test, names), self._body(body, dict(names)), rest)
+                    return _if_then_else(self._value(test, names), self._body(body, dict(names)), rest)
                 case _:
                     raise NotTranslated(ast.unparse(statement))
         raise NotTranslated("a function that ends without a return")
@@ -154,7 +154,7 @@ class Translation:
                 pairs = zip(hows, values, values[1:])
                 return z3.And(*(_COMPARISONS[type(how)](a, b) for how, a, b in pairs))
             case ast.IfExp(test, then, other):
-                return _either(*(self._value(part, names) for part in (test, then, other)))
+                return _if_then_else(*(self._value(part, names) for part in (test, then, other)))
             case ast.BinOp(left, ast.FloorDiv(), right):
                 return self._quotient(self._value(left, names), self._value(right, names))
             case ast.BinOp(left, ast.Mod(), right):
@@ -174,11 +174,11 @@ class Translation:
             case ast.Name("min" | "max" as name):
                 best = positional[0]
                 for value in positional[1:]:
-                    best = _either(value < best if name == "min" else value > best, value, best)
+                    best = _if_then_else(value < best if name == "min" else value > best, value, best)
                 return best
             case ast.Name("len") if _is_range(node.args[0]):
                 start, stop = (self._value(end, names) for end in node.args[0].args)  # type: ignore[attr-defined]
-                return _either(stop > start, stop - start, 0)
+                return _if_then_else(stop > start, stop - start, 0)
             case ast.Name("Cursors"):
                 return Cursors(*positional)
             case ast.Attribute(owner, "_replace"):
@@ -209,10 +209,10 @@ def _is_range(node: ast.expr) -> bool:
     )
 
 
-def _either(test: Any, then: Any, other: Any) -> Any:
+def _if_then_else(test: Any, then: Any, other: Any) -> Any:
     """`then if test else other`, of numbers, truth values or cursors."""
     if isinstance(test, bool):
         return then if test else other
     if isinstance(then, Cursors):
-        return Cursors(*(_either(test, a, b) for a, b in zip(then, other)))
+        return Cursors(*(_if_then_else(test, a, b) for a, b in zip(then, other)))
     return z3.If(test, then, other)

@@ -267,8 +267,7 @@ def parse(line: str, kind_of_system: Kind = ROWS) -> Any:
         values |= part.read(match.groupdict())
     command = kind(**values)
     try:
-        if kind_of_system is ROWS:
-            check_command(command)
+        check_command(command, kind_of_system)
     except TraceError as error:
         raise NotationError(
             f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}"

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, UnsetType
 
-from reference.commands import Command, Done, Mode, Outcome, Refused
+from reference.commands import Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
 from reference.geometry import GeometryError
@@ -259,9 +259,9 @@ def step_of(step: TraceStep) -> tuple[AnyCommand, Outcome | None]:
     return command, None if isinstance(step.expect, UnsetType) else _parse_outcome(step.expect)
 
 
-def check_command(command: Command) -> None:
+def check_command(command: AnyCommand, kind: Kind) -> None:
     """Raise TraceError for a command that the format cannot hold."""
-    loads_as(FORMATS[ROWS.name].step, _json_line(_step_struct(command, None)).encode(), "command")
+    loads_as(FORMATS[kind.name].step, _json_line(_step_struct(command, None)).encode(), "command")
 
 
 def _parse_sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:

@@ -27,9 +27,8 @@ def quoted_text(text: str, most: int = 40) -> str:
 def _mentions(row: Data, word: str) -> bool:
     """Return whether the word, or another form of it, occurs in a text of the row, or of a list in it."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
-    texts = (
-        text for value in row.values() for text in (value if isinstance(value, list) else [value])
-    )
+    lists = (value if isinstance(value, list) else [value] for value in row.values())
+    texts = (text for values in lists for text in values)
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 

@@ -33,14 +33,14 @@ class LMDeployPair:
     capabilities = Capabilities()
     config: PairConfig
     _prompts: dict[str, list[int]]
-    _asked: set[str]
+    _prefills: set[str]
     _answered_at: dict[str, float]
-    _dropped: set[str]
+    _dropped_prefills: set[str]
     _readers: dict[str, str]
-    _sessions: dict[str, int]
+    _reader_sessions: dict[str, int]
     _clock: float
-    _sent: int
-    _looped: set[str]
+    _prompts_sent: int
+    _scheduled_servers: set[str]
 
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
@@ -59,14 +59,14 @@ class LMDeployPair:
         for name, server in self.servers.items():
             server.reset(geometry.of(name))
         self._prompts = {}
-        self._asked = set()  # requests of P for D
+        self._prefills = set()  # requests of P for D
         self._answered_at = {}
-        self._dropped = set()
+        self._dropped_prefills = set()
         self._readers = {}  # request of D -> request of P whose KV it takes over
-        self._sessions = {}  # of the readers
+        self._reader_sessions = {}  # of the readers
         self._clock = 0.0
-        self._sent = 0
-        self._looped = set()  # servers that have made a batch since the clock moved
+        self._prompts_sent = 0
+        self._scheduled_servers = set()  # servers that have made a batch since the clock moved
 
     def apply(self, command: PairCommand) -> Outcome:
         """Execute a command, or refuse it."""
@@ -94,36 +94,37 @@ class LMDeployPair:
         require(name in self.servers, Reason.UNKNOWN_REQUEST)
         return self.servers[name]
 
-    def _prompt(self, name: str, prompt: Prompt, tokens: int) -> list[int]:
+    def _prompt_tokens(self, name: str, prompt: Prompt, tokens: int) -> list[int]:
         require(name not in self._prompts, Reason.REQUEST_EXISTS)
         require(well_formed(prompt) and tokens >= 0, Reason.BAD_LENGTH)
-        return client_tokens(prompt, tokens, self._sent + 1)
+        return client_tokens(prompt, tokens, self._prompts_sent + 1)
 
     def _prefill(self, command: Prefill) -> Outcome:
         name = command.request
-        tokens = self._prompt(name, command.prompt, command.tokens)
+        tokens = self._prompt_tokens(name, command.prompt, command.tokens)
         outcome = self.servers[PREFILL].serve(name, tokens, 1, asked=True)
         if isinstance(outcome, Done):
-            self._asked.add(name)
+            self._prefills.add(name)
         return self._note_prompt(name, tokens, outcome)
 
     def _serve(self, command: Serve) -> Outcome:
         name = command.request
-        tokens = self._prompt(name, command.prompt, command.tokens)
+        tokens = self._prompt_tokens(name, command.prompt, command.tokens)
         outcome = self._server(command.server).serve(name, tokens, command.max_tokens)
         return self._note_prompt(name, tokens, outcome)
 
     def _note_prompt(self, name: str, tokens: list[int], outcome: Outcome) -> Outcome:
         if isinstance(outcome, Done):
-            self._sent += 1
+            self._prompts_sent += 1
             self._prompts[name] = tokens
         return outcome
 
     def _forward(self, command: Forward) -> Outcome:
-        name, prefilled = command.request, command.of
+        name = command.request
+        prefilled = command.of
         require(name not in self._prompts, Reason.REQUEST_EXISTS)
         require(
-            prefilled in self._asked and prefilled not in self._dropped, Reason.UNKNOWN_REQUEST
+            prefilled in self._prefills and prefilled not in self._dropped_prefills, Reason.UNKNOWN_REQUEST
         )
         answer = self.servers[PREFILL].answers.get(prefilled)
         if answer is None:
@@ -134,15 +135,15 @@ class LMDeployPair:
         outcome = decode.serve(name, tokens, command.max_tokens, answer=answer)
         if isinstance(outcome, Done):
             self._readers[name] = prefilled
-            self._sessions[name] = decode.sent
+            self._reader_sessions[name] = decode.sent
             self._prompts[name] = tokens
         return outcome
 
     def _drop(self, command: Drop) -> None:
         name = command.request
-        require(name in self._answered_at and name not in self._dropped, Reason.UNKNOWN_REQUEST)
+        require(name in self._answered_at and name not in self._dropped_prefills, Reason.UNKNOWN_REQUEST)
         require(name not in self._readers.values(), Reason.WRONG_PHASE)
-        self._dropped.add(name)
+        self._dropped_prefills.add(name)
 
     def _cancel(self, command: Cancel) -> Outcome:
         return self._server(command.server).cancel(command.request)
@@ -155,12 +156,12 @@ class LMDeployPair:
             return server.advance(Update(command.drafts))
         outcome = server.advance(Schedule(command.accept, command.stop))
         if isinstance(outcome, Done):
-            self._looped.add(command.server)
+            self._scheduled_servers.add(command.server)
         return outcome
 
     # The network
 
-    def _nth(self, jobs: list[MigrationTransfer], index: int) -> MigrationTransfer:
+    def _transfer_at(self, jobs: list[MigrationTransfer], index: int) -> MigrationTransfer:
         require(0 <= index < len(jobs), Reason.EMPTY)
         return jobs[index]
 
@@ -169,9 +170,9 @@ class LMDeployPair:
         return [job for job in self.servers[DECODE].migrations.transfers if not job.over]
 
     def _move(self, command: Move) -> None:
-        self._copy(self._nth([job for job in self._transfers() if not job.copied], command.at))
+        self._copy_blocks(self._transfer_at([job for job in self._transfers() if not job.copied], command.at))
 
-    def _copy(self, job: MigrationTransfer) -> None:
+    def _copy_blocks(self, job: MigrationTransfer) -> None:
         """Move the bytes of a transfer."""
         memory, target = (self.servers[name].memory for name in SERVERS)
         for source, block in job.moves:
@@ -180,9 +181,9 @@ class LMDeployPair:
         job.copied = True
 
     def _land(self, command: Land) -> None:
-        job = self._nth(self._transfers(), command.at)
+        job = self._transfer_at(self._transfers(), command.at)
         if not job.copied:
-            self._copy(job)
+            self._copy_blocks(job)
         job.over = True
 
     def _deliver(self, command: Deliver) -> None:
@@ -192,31 +193,33 @@ class LMDeployPair:
 
     def _tick(self, command: Tick) -> None:
         require(1 <= command.seconds <= HEARTBEAT, Reason.BAD_LENGTH)
-        forwarded = {*self._readers.values(), *self._dropped}
+        forwarded = {*self._readers.values(), *self._dropped_prefills}
         prefill = self.servers[PREFILL]
-        due = [name for name in prefill.answers if name not in forwarded and prefill.keeps(name)]
-        looped = all(s.idle or name in self._looped for name, s in self.servers.items())
+        due = [name for name in prefill.answers if name not in forwarded and prefill.keeps_kv_of(name)]
+        looped = all(s.idle or name in self._scheduled_servers for name, s in self.servers.items())
         require(looped and not due and not self.servers[DECODE].migrations.messages, Reason.WRONG_PHASE)
         self._clock += command.seconds
-        self._looped.clear()
+        self._scheduled_servers.clear()
         self.servers[DECODE].migrations.wake()
 
     # Facts
 
     def view(self) -> PairFacts:
         """Return the facts of the pair after the last command."""
-        prefill, decode = self.servers[PREFILL], self.servers[DECODE]
+        prefill = self.servers[PREFILL]
+        decode = self.servers[DECODE]
         readers = tuple(
-            PairReader(name, of, self._state(name)) for name, of in self._readers.items()
+            PairReader(name, prefilled, self._reader_state(name))
+            for name, prefilled in self._readers.items()
         )
         self._forget_transfers(readers)
         requests = {answer.session: name for name, answer in prefill.answers.items()}
-        names = {session: name for name, session in self._sessions.items()}
+        names = {session: name for name, session in self._reader_sessions.items()}
         return PairFacts(
             prefill=prefill.view(),
             decode=decode.view(),
             promises=tuple(
-                Promise(name, (answer.blocks,), self._answered_at[name], prefill.keeps(name))
+                Promise(name, (answer.blocks,), self._answered_at[name], prefill.keeps_kv_of(name))
                 for name, answer in prefill.answers.items()
             ),
             readers=readers,
@@ -242,13 +245,14 @@ class LMDeployPair:
     def _forget_transfers(self, readers: tuple[PairReader, ...]) -> None:
         """Forget ended transfers that no request waits for."""
         states = ReaderState.WAITS, ReaderState.LINGERS
-        waiting = {self._sessions[each.request] for each in readers if each.state in states}
+        waiting = {self._reader_sessions[each.request] for each in readers if each.state in states}
         transfers = self.servers[DECODE].migrations.transfers
         transfers[:] = [job for job in transfers if not job.over or job.session in waiting]
 
-    def _state(self, name: str) -> ReaderState:
+    def _reader_state(self, name: str) -> ReaderState:
         """Return the state of a request of D with respect to the KV that it takes over."""
-        decode, session = self.servers[DECODE], self._sessions[name]
+        decode = self.servers[DECODE]
+        session = self._reader_sessions[name]
         status = decode.status_of(session)
         if status is None:
             return ReaderState.GONE

@@ -13,7 +13,7 @@ from typing import Any
 
 from impl.process.failures import SystemFailed
 
-_SPINS = 100  # passes of a loop that waits for nothing: the server does nothing else any more
+_MAX_SPINS = 100  # passes of a loop that waits for nothing: the server does nothing else any more
 
 
 class Wait:
@@ -39,13 +39,13 @@ class LoopEvent:
     def clear(self) -> None:
         self._set = False
 
-    def rest(self) -> None:
+    def note_turn(self) -> None:
         """Note that its coroutine has given others a turn."""
         self._spins = 0
 
     async def wait(self) -> bool:
         self._spins += 1
-        if self._spins > _SPINS:
+        if self._spins > _MAX_SPINS:
             raise SystemFailed(
                 "migration_loop waits for an event that stays set, and gives the server's other coroutines no"
                 " turn any more"
@@ -59,8 +59,11 @@ class LoopEvent:
 class MigrationTransfer:
     """A transfer of KV blocks from the prefill server to the decode server.
 
-    number: position in the order of posting. session: of the decode server. moves: (block of P, block of D).
-    copied: its bytes have moved. over: it has ended.
+    number: position in the order of posting.
+    session: the decode server's session.
+    moves: (block of P, block of D).
+    copied: its bytes have moved.
+    over: it has ended.
     """
 
     number: int
@@ -81,7 +84,7 @@ class MigrationLoop:
     event: LoopEvent = field(default_factory=LoopEvent)
     transfers: list[MigrationTransfer] = field(default_factory=list)
     messages: deque[int] = field(default_factory=deque)
-    _posted: int = 0
+    _posted_count: int = 0
     _wakes: int = 0
     _wait: Wait | None = None
     _coroutine: Any = None
@@ -99,7 +102,7 @@ class MigrationLoop:
         """Run the loop up to a wait that is not over."""
         while self._wait is None or self._wait.is_over():
             self._wait = self._coroutine.send(None)
-            self.event.rest()
+            self.event.note_turn()
 
     async def sleep(self, _: float) -> None:
         """Wait until the server's clock has moved on."""
@@ -108,8 +111,8 @@ class MigrationLoop:
 
     async def migrate(self, session: int, blocks: list[tuple[int, int]]) -> None:
         """Wait for the end of a transfer."""
-        transfer = MigrationTransfer(self._posted, session, blocks)
-        self._posted += 1
+        transfer = MigrationTransfer(self._posted_count, session, blocks)
+        self._posted_count += 1
         self.transfers.append(transfer)
         await Wait(lambda: transfer.over)
 

@@ -34,8 +34,9 @@ class Answer(NamedTuple):
 class LMDeployServer(LMDeployDriver):
     """The prefill server P or the decode server D.
 
-    answers: P's, by request. arrived: sessions of P whose KV D has read, of which messages have arrived.
-    migrated: sessions of D, each with the first token of its answer.
+    answers: request -> P's answer.
+    arrived: sessions of P whose KV D has read, of which messages have arrived.
+    first_tokens: session of D -> the first token of its answer.
     """
 
     migrations: MigrationLoop
@@ -44,13 +45,13 @@ class LMDeployServer(LMDeployDriver):
         super().__init__(root)
         self.server = server
         self.role = {PREFILL: "Prefill", DECODE: "Decode"}[server]
-        self._ends = session_ends_of(root, self._of)
+        self._ends = session_ends_of(root, self._modules)
 
     def reset(self, geometry: EngineConfig) -> None:
         self.answers: dict[str, Answer] = {}
         self.arrived: list[int] = []
-        self.migrated: dict[int, int] = {}
-        self._asked_for: set[int] = set()  # sessions whose KV P keeps for D
+        self.first_tokens: dict[int, int] = {}
+        self._sessions_for_decode: set[int] = set()  # sessions whose KV P keeps for D
         super().reset(replace(geometry, peer=False))
         self.migrations = MigrationLoop()
         if self.server == DECODE:
@@ -63,7 +64,7 @@ class LMDeployServer(LMDeployDriver):
             [(session, blocks)] = inputs.requests
             await migrations.migrate(int(session), blocks)
 
-        module = self._of["engine_loop"]
+        module = self._modules["engine_loop"]
         module.asyncio = Values(sleep=migrations.sleep)
         module.MigrationExecutionBatch = Values
         loop = bare(
@@ -112,7 +113,7 @@ class LMDeployServer(LMDeployDriver):
 
     def run_migrations(self) -> None:
         """Run the migration loop, where the main loop gives it a turn."""
-        if self.server == DECODE and self._heard:
+        if self.server == DECODE and self._hears_clients:
             self.migrations.run()
 
     def clear_step_facts(self) -> None:
@@ -132,19 +133,23 @@ class LMDeployServer(LMDeployDriver):
     ) -> Outcome:
         """Add a request, as the front end does.
 
-        asked: P keeps its KV for D. answer: P's, whose KV D takes over; the request begins with its token.
+        max_tokens: tokens that it may sample.
+        asked: P keeps its KV for D.
+        answer: P's answer, whose KV D takes over; the request begins with its token.
         """
-        if not self._heard or (self.server == PREFILL and max_tokens > 1):
-            return Refused(Reason.UNFAITHFUL if self._heard else Reason.WRONG_PHASE)
+        if not self._hears_clients:
+            return Refused(Reason.WRONG_PHASE)
+        if self.server == PREFILL and max_tokens > 1:
+            return Refused(Reason.UNFAITHFUL)
         length = len(tokens) + max_tokens + (answer is not None)
         if max_tokens < 1 or not tokens or length > self._longest:
             return Refused(Reason.BAD_LENGTH)
         self.sent += 1
         number = self.sent
-        own = answer is not None
-        wants = self._of["messages"].SamplingParam(max_new_tokens=max_tokens + own)
         migration = None
+        most_tokens = max_tokens
         if answer is not None:
+            most_tokens += 1
             migration = Values(
                 protocol=None,
                 remote_engine_id=str(number),  # names the transfer
@@ -153,10 +158,11 @@ class LMDeployServer(LMDeployDriver):
                 remote_block_ids=list(answer.blocks),
                 is_dummy_prefill=False,
             )
-            self.migrated[number] = answer.token
+            self.first_tokens[number] = answer.token
         if asked:
-            self._asked_for.add(number)
+            self._sessions_for_decode.add(number)
         self.sources.add(number, "", "")
+        wants = self._modules["messages"].SamplingParam(max_new_tokens=most_tokens)
         sequence = self.scheduler.add_session(number).add_sequence(
             np.array(tokens),
             sampling_param=wants,
@@ -174,26 +180,26 @@ class LMDeployServer(LMDeployDriver):
 
     def cancel(self, name: str) -> Outcome:
         """Abort a request, as the front end does: it stops the session and ends it."""
-        if not self._heard:
+        if not self._hears_clients:
             return Refused(Reason.WRONG_PHASE)
         if name not in self._names.values():
             return Refused(Reason.UNKNOWN_REQUEST)
         session = next(each for each, known in self._names.items() if known == name)
         self._ends.stop(self.scheduler, session)
-        self.end(session)
+        self.end_session(session)
         del self._names[session]
         return Done()
 
-    def end(self, session: int) -> None:
+    def end_session(self, session: int) -> None:
         """End a session, as the front end does after each request."""
         self._ends.end(self.scheduler, session)
 
     def free_what_was_read(self) -> None:
         """Free the KV of sessions whose messages have arrived, where the main loop gives that a turn."""
-        while self._heard and self.arrived:
+        while self._hears_clients and self.arrived:
             self._ends.free(self.scheduler, self.arrived.pop(0))
 
-    def keeps(self, name: str) -> bool:
+    def keeps_kv_of(self, name: str) -> bool:
         """Return whether P still keeps the KV of a request for D."""
         return self.answers[name].session in self.scheduler.sessions
 
@@ -215,26 +221,26 @@ class LMDeployServer(LMDeployDriver):
             if name is None:
                 continue  # its client has gone
             tokens = output.token_ids.tolist()
-            if session in self.migrated and len(tokens) == 1:
+            if session in self.first_tokens and len(tokens) == 1:
                 output.resp.data = {"token_ids": tokens}
                 self._delivered[name] = 1
                 continue
-            if output.finish and session in self._asked_for:
+            if output.finish and session in self._sessions_for_decode:
                 blocks = tuple(output.cache_block_ids)
                 self.answers[name] = Answer(session, tokens[-1], blocks)
             super()._deliver({session: output})
 
-    def _loading(self) -> list[int]:
+    def _loading_sessions(self) -> list[int]:
         """Return the sessions that P keeps for D, and those that D still has a transfer for."""
         kept = (answer.session for answer in self.answers.values())
-        return [*super()._loading(), *kept, *(job.session for job in self.migrations.transfers)]
+        return [*super()._loading_sessions(), *kept, *(job.session for job in self.migrations.transfers)]
 
-    def _request(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
+    def _request_fact(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
         """Return the fact of a request. One that D takes over has P's token from the start."""
-        fact = super()._request(sequence, row, state)
+        fact = super()._request_fact(sequence, row, state)
         status = sequence.status.name
         if status == "MIGRATION_WAITING" or status in _LOADS:
-            first = self.migrated[sequence.session_id]
+            first = self.first_tokens[sequence.session_id]
             fact = fact._replace(tokens=(*fact.tokens, first))
         if status in _LOADS:
             return fact._replace(status="WAITING_FOR_REMOTE_KVS")

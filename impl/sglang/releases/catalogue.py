@@ -1,4 +1,4 @@
-"""Which releases can be driven, and how a checkout is driven.
+"""The releases that can be driven, and the release that a checkout is driven as.
 
 A new release is a new class in _RELEASES; nothing else asks for a version.
 """

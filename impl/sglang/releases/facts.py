@@ -111,7 +111,7 @@ def facts_of(
         if not lacks:
             continue
         candidates = by_distance if fact != "all" else []
-        fitting = next(_fitting(checkout, order, near, fact, candidates), None)
+        fitting = next(_releases_that_fit(checkout, order, near, fact, candidates), None)
         if fitting is None:
             missing += lacks
         else:
@@ -119,7 +119,7 @@ def facts_of(
     return others, missing
 
 
-def _fitting(
+def _releases_that_fit(
     checkout: probe.Checkout, order: list[str], near: Nearest, fact: str, candidates: list[str]
 ) -> Iterator[str]:
     """Return the releases as which the checkout has a fact: it has all that the fact is there.
@@ -128,17 +128,17 @@ def _fitting(
     Where nothing shows either, the nearest one has added the fact: a checkout from before that is far from
     it, and has the fact as a neighbour. A release that something shows comes first.
     """
-    mine = checkout.uses(near.release, order, fact)
+    nearest_uses = checkout.uses(near.release, order, fact)
     nearest_index = order.index(near.release)
     before_fact = []
     for version in candidates:
-        its = checkout.uses(version, order, fact)
+        uses = checkout.uses(version, order, fact)
         if checkout.missing(version, order, fact):
             continue
-        shows_nearest = any(checkout.has(use) for use in mine - its)
-        neighbour = abs(order.index(version) - nearest_index) <= _NEIGHBOURS and near.lines >= _FAR
-        if its - mine:
+        shows_nearest = any(checkout.has(use) for use in nearest_uses - uses)
+        is_neighbour = abs(order.index(version) - nearest_index) <= _NEIGHBOURS
+        if uses - nearest_uses:
             yield version
-        elif neighbour and not shows_nearest:
+        elif is_neighbour and near.lines >= _FAR and not shows_nearest:
             before_fact.append(version)
     yield from before_fact

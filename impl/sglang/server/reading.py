@@ -162,7 +162,8 @@ class Reader:
         found = []
         batches = (planned, scheduler.running_batch, scheduler.last_batch)
         for batch in (*batches, *self._launched_batches()):
-            found += [(request, False) for request in (batch.reqs if batch is not None else ())]
+            if batch is not None:
+                found += [(request, False) for request in batch.reqs]
         if scheduler.chunked_req is not None:
             found.append((scheduler.chunked_req, False))
         found += [(request, True) for request in scheduler.waiting_queue]

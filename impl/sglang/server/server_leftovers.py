@@ -1,4 +1,4 @@
-"""What a server of a pair still keeps when nobody has anything to do there."""
+"""The leftovers of a server of a pair: what it keeps when nobody has anything to do there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from impl.loading.optional import optional
 from reference.pairs.config import DECODE, PREFILL
 
-# What both managers keep by room, and what only one of them does.
+# The tables of each server's manager that have an entry for each room.
 _TABLES = {
     PREFILL: (
         "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len",
@@ -38,13 +38,13 @@ def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]
 
 
 def full_size(scheduler: Any) -> int:
-    """Return tokens that the full pool has in all."""
+    """Return the size of the full pool (tokens)."""
     allocator = scheduler.token_to_kv_pool_allocator
     return int(allocator.size_full if scheduler.is_hybrid_swa else allocator.size)
 
 
 def held_tokens(scheduler: Any) -> int:
-    """Return tokens of the full pool that are neither free nor the tree's to give back."""
+    """Return the number of tokens of the full pool that are neither free nor evictable."""
     allocator = scheduler.token_to_kv_pool_allocator
     tree = scheduler.tree_cache
     if scheduler.is_hybrid_swa:

@@ -256,7 +256,8 @@ class _Blocks:
             path, _, name = target.rpartition(".")
             owner = pkgutil.resolve_name(path)
             hooked = getattr(owner, name)
-            for each in [owner] if isinstance(owner, type) else modules:
+            owners = [owner] if isinstance(owner, type) else modules
+            for each in owners:
                 names = [at for at, value in vars(each).items() if value is hooked]
                 self._places += [(each, at, hooked) for at in names]
         self._switch()

@@ -1,5 +1,5 @@
-"""Which releases' host tiers are driven, and a check that a checkout has the names that this needs (TIERED in
-impl.sglang.releases.api)."""
+"""The releases whose host tiers are driven, and a check that a checkout has the names that this needs (TIERED
+in impl.sglang.releases.api)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ global, so each worker has one.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from typing import Any
 import torch
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.lazy import Tensor
-from impl.loading.optional import optional
 from impl.process.failures import raising_misfit
 from impl.process import wire
 from impl.process.worker import serve
@@ -28,7 +25,6 @@ from impl.sglang.scheduler.call_log import Calls
 from impl.sglang.scheduler.driver import CallLog
 from impl.sglang.scheduler.live_requests import LockHolder
 from impl.sglang.scheduler.server import Server
-from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.sglang.tiers.copy_engine import CopyEngine, StateStamps
 from impl.sglang.tiers.decode_side import (
     FIRST_THAT_RECEIVES,
@@ -37,6 +33,7 @@ from impl.sglang.tiers.decode_side import (
     take_role,
 )
 from impl.sglang.tiers.gathering import Gatherer
+from impl.sglang.tiers.host_loads import HostLoads, refuses_partial_loads
 from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS, PrefillSide
 from impl.sglang.tiers.rust_gathering import RustGatherer
@@ -52,29 +49,25 @@ from reference.tiers.commands import (
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead
 
-_ALL_OR_NONE = "must commit all promised FULL tokens or none"
 
-
-class TierDriver(DecodeSide, TreeCommands):
+class TierDriver(DecodeSide, HostLoads):
     """One release in this process; `reset` starts a tree with a host tier, `apply` plays one command."""
 
     # TierSystem has the real values of both.
     name = ""
     capabilities = Capabilities()
 
-    release: Any
     config: TierConfig
-    cache: Any
     copies: CopyEngine
-    _loads: bool
+    #: requests that wait for pages of the storage, by name, and their texts
     _waiting: dict[str, Any]
-    _texts: dict[str, list[int]]
+    _waiting_texts: dict[str, list[int]]
     storage: Storage | None
-    sends: PrefillSide | None
-    facts: Gatherer
+    prefill_side: PrefillSide | None
+    gatherer: Gatherer
+    #: what the forward passes of the last command read
     _reads: tuple[TierRead, ...]
-    held: Any
-    _ask: Any
+    _request_prefetch: Any
 
     def __init__(self, release: Any, root: Path) -> None:
         """Note for each command the method that executes it: of every tree, and of a server that only
@@ -83,23 +76,23 @@ class TierDriver(DecodeSide, TreeCommands):
         self.root = root
         self.calls: CallLog | None = None
         self.noted = wire.Noted()
-        self._checks_loads = _ALL_OR_NONE in release.policy.read_text(encoding="utf-8")
+        self.refuses_partial_loads = refuses_partial_loads(release.policy)
         self._commands: dict[type, Callable[[Any], Played]] = {
-            Match: self._match, Load: self._load, Insert: self._insert, Unlock: self._unlock,
+            Match: self.match, Load: self.load, Insert: self.insert, Unlock: self.unlock,
             Evict: self.evict, Send: self._send, Copy: self._copy, Complete: self._complete,
             Poll: self._poll, ResetCache: self._reset, Prefetch: self._prefetch, Abort: self._abort,
-            Query: partial(self._go_on, QUERY, "prefetch_queue"),
-            Fetch: partial(self._go_on, FETCH, "prefetch_buffer"),
-            Backup: partial(self._go_on, BACKUP, "backup_queue"), Tick: self._tick,
+            Query: partial(self._run_storage_thread, QUERY, "prefetch_queue"),
+            Fetch: partial(self._run_storage_thread, FETCH, "prefetch_buffer"),
+            Backup: partial(self._run_storage_thread, BACKUP, "backup_queue"), Tick: self._tick,
             Reattach: self._reattach,
         }  # fmt: skip
-        self._of_decode_side: dict[type, Callable[[Any], Played]] = {
+        self._decode_commands: dict[type, Callable[[Any], Played]] = {
             Await: self.await_prompt, Greet: self.greet, Arrive: self.arrive, FailPeer: self.fail_peer,
             Expire: self.expire, Decode: self._decode, Retract: self.retract_received, LastToken: self.end,
-            Poll: self._process, Abort: lambda c: self.abort_received(c.request), Evict: self.evict,
+            Poll: self._poll_decode_side, Abort: lambda c: self.abort_received(c.request), Evict: self.evict,
             Close: self.close_session,
         }  # fmt: skip
-        self._of_prefill_side: dict[type, Callable[[Any], Played]] = {}
+        self._prefill_commands: dict[type, Callable[[Any], Played]] = {}
 
     def reset(self, geometry: TierConfig) -> None:
         """Start an empty tree of these sizes."""
@@ -117,24 +110,24 @@ class TierDriver(DecodeSide, TreeCommands):
             if server.states is not None:
                 self.copies.memory["state"] = StateStamps(server.states)
             self.copies.host = {pool: [0] * geometry.host_slots(pool) for pool in geometry.pools}
-            self._loads = False
+            self._loads_prefix = False
             self._waiting = {}
-            self._texts = {}
+            self._waiting_texts = {}
             self.storage = None
             self.release.clock.now = 0.0
             if geometry.storage:
                 self._attach_storage(geometry)
-            self.sends = None
+            self.prefill_side = None
             if geometry.decode:
                 self._start_decode_side(geometry)
             elif geometry.prefill:
                 self._start_prefill_side(geometry)
             else:
-                self.held = self.release.admission(self.cache)
+                self._lock_node = self.release.admission(self.cache)
             side = self if geometry.decode else None
             kind = RustGatherer if self.release.core == "rust" else Gatherer
-            self.facts = kind(
-                self.release, server, geometry, self.copies, self.storage, side, self.sends
+            self.gatherer = kind(
+                self.release, server, geometry, self.copies, self.storage, side, self.prefill_side
             )
             self._reads = ()
         if self.calls is not None:
@@ -165,7 +158,7 @@ class TierDriver(DecodeSide, TreeCommands):
             raise UnusableImplementation(f"sglang {self.release.version}+hicache: {reason}")
         self.storage = Storage(self.cache, self.copies.host, config.page_size, self.release.hashes)
         self.storage.attach(config.storage, config.policy)
-        self._ask = self.release.prefetching(self.cache)
+        self._request_prefetch = self.release.prefetching(self.cache)
 
     def _start_decode_side(self, config: TierConfig) -> None:
         if not self.release.receives:
@@ -185,11 +178,11 @@ class TierDriver(DecodeSide, TreeCommands):
         if not self.release.sends:
             reason = f"a server that only prefills is driven from {FIRST_THAT_SENDS} on"
             raise UnusableImplementation(f"sglang {self.release.version}+hicache: {reason}")
-        self.sends = sends = PrefillSide(self.release, self.server, config)
-        self._of_prefill_side = {
-            Await: sends.await_prompt, Greet: sends.greet, Arrive: sends.arrive, FailPeer: sends.fail_peer,
-            Abort: lambda c: sends.abort(c.request), Evict: self.evict, Extend: self._run_round,
-            Poll: self._run_round,
+        self.prefill_side = prefill_side = PrefillSide(self.release, self.server, config)
+        self._prefill_commands = {
+            Await: prefill_side.await_prompt, Greet: prefill_side.greet, Arrive: prefill_side.arrive,
+            FailPeer: prefill_side.fail_peer, Abort: lambda c: prefill_side.abort(c.request),
+            Evict: self.evict, Extend: self._run_round, Poll: self._run_round,
         }  # fmt: skip
 
     def apply(self, command: TierCommand) -> Outcome:
@@ -200,8 +193,8 @@ class TierDriver(DecodeSide, TreeCommands):
         try:
             with self._own_errors():
                 try:
-                    of_roles = {"decode": self._of_decode_side, "prefill": self._of_prefill_side}
-                    known = of_roles.get(self.config.role, self._commands)
+                    by_role = {"decode": self._decode_commands, "prefill": self._prefill_commands}
+                    known = by_role.get(self.config.role, self._commands)
                     require(type(command) in known, Reason.UNFAITHFUL)
                     return done(known[type(command)](command))
                 except CommandRefused as refused:
@@ -212,7 +205,7 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def view(self) -> TierFacts:
         with self._own_errors():
-            return self.facts.gather(self._reads)
+            return self.gatherer.gather(self._reads)
 
     def close(self) -> None:
         """Do nothing: nothing outside this process is held."""
@@ -223,35 +216,25 @@ class TierDriver(DecodeSide, TreeCommands):
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _load(self, command: Load) -> None:
-        if (states := self.server.states) is not None:
-            # For the node, for the request, and what its match locks: a server has three for each.
-            states.require(3)
-        self._loads = True
-        try:
-            self._match(Match(command.holder, command.prompt))
-        finally:
-            self._loads = False
-
-    def _match(self, command: Match) -> None:
+    def match(self, command: Match) -> None:
         """Admit a request as Scheduler.get_new_batch_prefill does: one that waits for pages of the storage
         is admitted when it may be."""
         req = self._waiting.get(command.holder)
         if req is not None:
             require(not command.full_only, Reason.UNFAITHFUL)
-            require(spelled(command.prompt) == self._texts[command.holder], Reason.WRONG_PHASE)
+            require(spelled(command.prompt) == self._waiting_texts[command.holder], Reason.WRONG_PHASE)
             request = req.cache_request_handle
             prefetched = self.cache.check_prefetch_progress(request)
             require(prefetched, Reason.WRONG_PHASE)
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
-        self.match(command)
+        super().match(command)
         if req is not None:  # as PrefillAdder._account_prefill_cache_admission does
             self.cache.finish_storage_prefetch_admission(
                 req.cache_request_handle, fulfilled_tokens=0, reason=None
             )
 
-    def _unlock(self, command: Unlock) -> None:
+    def unlock(self, command: Unlock) -> None:
         """Unlock a holder. One with a loaded state is admitted first, because its forward pass waits for
         the load."""
         holder = self.server.lock_holders.get(command.holder)
@@ -260,13 +243,13 @@ class TierDriver(DecodeSide, TreeCommands):
         if has_slot:
             self.cache.ready_to_load_host_cache()
             self.copies.finish_loads()
-        self.unlock(command)
+        super().unlock(command)
         if has_slot:
             states.revert_match(holder.req)  # type: ignore[union-attr]
 
-    def _insert(self, command: Insert) -> None:
+    def insert(self, command: Insert) -> None:
         require(command.holder not in self._waiting, Reason.WRONG_PHASE)
-        self.insert(command)
+        super().insert(command)
 
     def _prefetch(self, command: Prefetch) -> None:
         """Prefetch for a request, as Scheduler._add_request_to_queue does."""
@@ -283,54 +266,13 @@ class TierDriver(DecodeSide, TreeCommands):
         namespace = server.namespace_of(tokens)
         req = server.new_request(command.holder, named, None, None, **namespace)
         self._waiting[command.holder] = req
-        self._texts[command.holder] = tokens
-        self._ask(req)
+        self._waiting_texts[command.holder] = tokens
+        self._request_prefetch(req)
 
     def _abort(self, command: Abort) -> None:
         require(command.request in self._waiting, Reason.UNKNOWN_REQUEST)
         require(not command.marked, Reason.UNFAITHFUL)
         self.cache.release_aborted_request(self._waiting.pop(command.request).cache_request_handle)
-
-    def _match_prefix(self, holder: LockHolder, ids: Any) -> Tensor:
-        """Match a prefix as PrefillAdder.add_one_req does: the match is locked while a load is prepared."""
-        slots = super()._match_prefix(holder, ids)
-        req = holder.req
-        if self.release.keeps_slots:
-            self._promise(req)
-        if not (self._loads and req.needs_host_load_back()):
-            return slots
-        with self.held(req.last_node):
-            return self._load_prefix(req, slots)
-
-    def _promise(self, req: Any) -> None:
-        """Match the prefix of a request as Req.init_next_round_input does, or match_kv_cache in later
-        releases."""
-        for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
-            setattr(req, name, optional(self._tree().match_result, f"MatchResult.{name}", 0))
-
-    def _load_prefix(self, req: Any, slots: Tensor) -> Tensor:
-        """Load the part of a match that is on the host (init_load_back), and return the slots of the whole
-        prefix. Raises RuntimeError as the release's scheduler does where only a part is loaded."""
-        params = self.release.base.InitLoadBackParams(
-            best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
-        )
-        promised = req.host_hit_length
-        pinned = contextlib.nullcontext()
-        if "lock_host" in inspect.signature(self.held).parameters:
-            pinned = self.held(req.best_match_node, lock_host=True)
-        with pinned:
-            loaded, req.last_node = self.cache.init_load_back(params)
-        count = len(loaded) if torch.is_tensor(loaded) else loaded
-        if self._checks_loads and 0 < count < promised:
-            raise RuntimeError(
-                f"HiCache load-back {_ALL_OR_NONE}: promised={promised} loaded={count}"
-            )
-        if torch.is_tensor(loaded):
-            all_slots: Tensor = torch.cat([slots, loaded])
-            req.prefix_indices = all_slots
-            return all_slots
-        req.prefix_len += loaded
-        return self._slots(req)
 
     def _tracked(self, prefix: int, end: int) -> int:
         """Return after how many tokens a prefill keeps a state for the tree, as
@@ -339,15 +281,11 @@ class TierDriver(DecodeSide, TreeCommands):
         computed = (end - prefix) // grid * grid
         return prefix + computed if computed else 0
 
-    def _slots(self, req: Any) -> Tensor:
-        slots: Tensor = self.cache.prefix_device_indices(req)
-        return slots
-
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:
         """Run a batch: it sends its load, and its forward pass waits for that before it reads the prefix."""
         self.cache.ready_to_load_host_cache()
         self.copies.finish_loads()
-        self._reads = tuple(self.facts.reads(holder))
+        self._reads = tuple(self.gatherer.reads(holder))
         super()._compute(holder, tokens, evicted)
 
     def _reset(self, command: ResetCache) -> None:
@@ -400,18 +338,18 @@ class TierDriver(DecodeSide, TreeCommands):
 
     # -- a server that only decodes ----------------------------------------------------------------
 
-    def _process(self, command: Poll) -> None:
+    def _poll_decode_side(self, command: Poll) -> None:
         del command
         self._reads = tuple(
             read
             for turn in self.process_queues()
-            for read in self.facts.decoding(turn, turn.fill - 1)
+            for read in self.gatherer.decoding(turn, turn.fill - 1)
         )
 
     def _decode(self, command: Decode) -> None:
         turns = self.decode_round(command)
         self._reads = tuple(
-            read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1)
+            read for turn in turns for read in self.gatherer.decoding(turn, turn.fill - 1)
         )
         self.sample_tokens(turns)
 
@@ -419,20 +357,20 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _run_round(self, command: Extend | Poll) -> None:
         """Run a round of the event loop. The reads of its forward pass are noted before the pass writes."""
-        assert self.sends is not None
+        assert self.prefill_side is not None
         reads: list[TierRead] = []
-        self.sends.before_forward = lambda turn, start: reads.extend(
-            self.facts.decoding(turn, start)
+        self.prefill_side.before_forward = lambda turn, start: reads.extend(
+            self.gatherer.decoding(turn, start)
         )
         if isinstance(command, Poll):
-            self.sends.poll()
+            self.prefill_side.poll()
         else:
-            self.sends.extend(command)
+            self.prefill_side.extend(command)
         self._reads = tuple(reads)
 
     # -- the threads of the storage ----------------------------------------------------------------
 
-    def _go_on(self, body: str, waiting: str, command: Query | Fetch | Backup) -> None:
+    def _run_storage_thread(self, body: str, waiting: str, command: Query | Fetch | Backup) -> None:
         require(self.storage is not None, Reason.UNFAITHFUL)
         assert self.storage is not None
         at_work = self.storage.thread(body).operation is not None

@@ -242,7 +242,8 @@ class Gatherer:
                     key=id(lock),
                     lock=lock,
                 )
-        for name, lock in self.role.locks() if self.role is not None else ():
+        locks = self.role.locks() if self.role is not None else ()
+        for name, lock in locks:
             user = self._user(name, host=False, node=lock.node, key=id(lock), lock=lock)
             yield user._replace(
                 full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)

@@ -2,9 +2,9 @@
 
 The schedulers, the cache managers and both sides of the connector are the release's own. Stand-ins replace
 nixl's agents, the clock and handshakes (`network`), GPU memory (`memory`, `states`: KV and recurrent state as
-bytes at addresses) and the model. `loading` lists the modules that are loaded, `server` is one server, and
-`driver` executes commands and gathers facts. A server with host memory has the release's own MultiConnector,
-over its NixlConnector and its OffloadingConnector (`both_connectors`).
+bytes at addresses) and the model. `loading` lists the modules that are loaded, `server` is one server,
+`driver` executes commands, and `gathering` reads the facts. A server with host memory has the release's own
+MultiConnector, over its NixlConnector and its OffloadingConnector (`both_connectors`).
 """
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"

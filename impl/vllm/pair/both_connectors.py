@@ -30,7 +30,9 @@ class TransferConfig(Values):
         )  # fmt: skip
 
 
-def both(nixl: dict[str, Any], host: dict[str, Any], role: str, host_first: bool) -> dict[str, Any]:
+def multi_connector_config(
+    nixl: dict[str, Any], host: dict[str, Any], role: str, host_first: bool
+) -> dict[str, Any]:
     """Return what MultiConnector reads of its configuration.
 
     nixl, host: what each connector reads of its own. role: the server's, to its peer. host_first: the order.
@@ -53,16 +55,16 @@ def attach_host(connector: Any, transfers: Transfers) -> Any:
     for each in children(connector):
         if type(each).__name__ == OFFLOADING:
             each.connector_worker.worker = transfers
-            each.register_kv_caches = _nothing
+            each.register_kv_caches = _register_nothing
             return each
     return None
 
 
-def _nothing(_: Any) -> None:
+def _register_nothing(_: Any) -> None:
     """Do nothing: the device has the memory."""
 
 
-def chosen_and_awaited(connectors: Iterable[Any]) -> dict[str, Any]:
+def multi_connector_tables(connectors: Iterable[Any]) -> dict[str, Any]:
     """Return the tables of MultiConnector on both sides, by their names; empty without it."""
     tables = {}
     for side, connector in zip(("scheduler", "worker"), connectors):

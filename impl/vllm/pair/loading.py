@@ -17,7 +17,7 @@ from impl.stand_ins import Values, accepted_arguments
 from impl.vllm import modules, offload
 from impl.vllm.bare_connectors import CONNECTORS, connector_class
 from impl.vllm.pair import MULTI, MULTI_CONNECTOR, NIXL, REAL
-from impl.vllm.pair.both_connectors import MULTI_NAME, NIXL_NAME, TransferConfig, both
+from impl.vllm.pair.both_connectors import MULTI_NAME, NIXL_NAME, TransferConfig, multi_connector_config
 from impl.vllm.pair.network import Agent, Clock, Handshakes, SideChannel, Telemetry
 from reference.blocks.config import EngineConfig
 from reference.pairs.config import DECODE, LEASE, PREFILL
@@ -134,8 +134,8 @@ def _stand_ins_by_module(root: Path) -> Any:
     of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
     provided["vllm.v1.worker.block_table"] = {"BlockTable": Values(**of_tables)}
     vars(provided["vllm.platforms"]["current_platform"]).update(
-        device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_none,
-        set_device=_none, is_cpu=lambda: False,
+        device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_return_none,
+        set_device=_return_none, is_cpu=lambda: False,
     )  # fmt: skip
     provided["vllm.envs"].update(
         VLLM_NIXL_SIDE_CHANNEL_HOST="host", VLLM_NIXL_SIDE_CHANNEL_PORT=5600,
@@ -147,7 +147,7 @@ def _stand_ins_by_module(root: Path) -> Any:
         f"{CONNECTORS}.factory": {"KVConnectorFactory": Factory},
         "vllm.config.kv_transfer": {"KVTransferConfig": TransferConfig},
         "vllm.distributed.nixl_utils": {
-            "NixlWrapper": Agent, "check_nixl_version": _none, "nixl_agent_config": None,
+            "NixlWrapper": Agent, "check_nixl_version": _return_none, "nixl_agent_config": None,
             "nixlXferTelemetry": Telemetry, "is_nixl_available": lambda: True,
         },
         "vllm.distributed.parallel_state": {
@@ -156,28 +156,28 @@ def _stand_ins_by_module(root: Path) -> Any:
             "get_tp_group": lambda: Values(rank=0),
             "get_pcp_group": lambda: Values(rank_in_group=0),
         },
-        "vllm.utils.network_utils": {"make_zmq_path": address, "make_zmq_socket": None},
+        "vllm.utils.network_utils": {"make_zmq_path": socket_path, "make_zmq_socket": None},
         "vllm.config.utils": {"hash_factors": lambda factors: str(sorted(factors.items()))},
         "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND", "PAD_SLOT_ID": -1},
     }  # fmt: skip
 
 
-def _none(*_: Any, **__: Any) -> None:
+def _return_none(*_: Any, **__: Any) -> None:
     return None
 
 
-def address(scheme: str, host: str, port: int | None = None) -> str:
+def socket_path(scheme: str, host: str, port: int | None = None) -> str:
     """Return the path of a socket, in the place of `make_zmq_path`."""
     return f"{scheme}://{host}:{port}"
 
 
-def connect(settings: Any, config: EngineConfig, server: str, host_first: bool) -> None:
+def add_pair_settings(settings: Any, config: EngineConfig, server: str, host_first: bool) -> None:
     """Add the settings of a server of a pair to those of a server with a connector."""
     extra: dict[str, Any] = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
     role = "kv_producer" if server == PREFILL else "kv_consumer"
     if config.host_chunks:
         of_host = settings.kv_transfer_config.kv_connector_extra_config
-        extra = both(extra, of_host, role, host_first)
+        extra = multi_connector_config(extra, of_host, role, host_first)
     layers = len(config.groups)
     vars(settings)["kv_transfer_config"] = TransferConfig(
         kv_connector_extra_config=extra, kv_connector=MULTI_NAME if config.host_chunks else NIXL_NAME,

@@ -49,7 +49,7 @@ class PostedTransfer:
     """A transfer of nixl.
 
     peer: name of the other agent.
-    pairs: (own address, address of the peer, bytes) of each region.
+    address_pairs: (own address, address of the peer, bytes) of each region.
     writes: the agent writes to its peer; otherwise it reads.
     notification: what the peer is told when the transfer completes, or None.
     number: position in the order of posting; -1 before it is posted.
@@ -61,13 +61,13 @@ class PostedTransfer:
         self,
         agent: Agent,
         peer: str,
-        pairs: list[tuple[int, int, int]],
+        address_pairs: list[tuple[int, int, int]],
         writes: bool,
         notification: bytes | None,
     ) -> None:
         self.agent = agent
         self.peer = peer
-        self.pairs = pairs
+        self.address_pairs = address_pairs
         self.writes = writes
         self.notification = notification
         self.number = -1
@@ -77,7 +77,7 @@ class PostedTransfer:
 
     def copy(self) -> None:
         """Move the bytes."""
-        for own, theirs, size in self.pairs:
+        for own, theirs, size in self.address_pairs:
             if self.writes:
                 target = theirs
                 source = own
@@ -103,7 +103,7 @@ class Network:
     messages: messages in flight, in the order of sending: (sender, receiver, text).
     transfers: posted transfers that the facts still show.
     listeners: functions that return a server's handshake metadata, by the path of its socket.
-    posted: number of transfers posted so far.
+    posted_count: number of transfers posted so far.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Network:
         self.messages: deque[tuple[str, str, bytes]] = deque()
         self.transfers: list[PostedTransfer] = []
         self.listeners: dict[str, Callable[[], dict[Any, bytes]]] = {}
-        self.posted = 0
+        self.posted_count = 0
 
     def restart(self) -> None:
         """Remove all agents, messages and transfers, and reset the clock."""
@@ -159,16 +159,16 @@ class Agent:
         self.inbox: dict[str, list[bytes]] = {}
         self.handles: dict[int, PostedTransfer] = {}
         self._descriptor_lists: dict[int, tuple[str, list[tuple[int, int]]]] = {}
-        self._known: set[str] = set()
-        self._next = 0
+        self._known_peers: set[str] = set()
+        self._last_handle = 0
         NETWORK.agents[self.name] = self
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the played nixl agent has no {name}", name=name, obj=self)
 
     def _new_handle(self) -> int:
-        self._next += 1
-        return self._next
+        self._last_handle += 1
+        return self._last_handle
 
     def create_backend(self, *_: Any) -> None:
         """Do nothing: all agents share one backend."""
@@ -190,14 +190,14 @@ class Agent:
         return self.name.encode()
 
     def add_remote_agent(self, metadata: bytes) -> str:
-        self._known.add(metadata.decode())
+        self._known_peers.add(metadata.decode())
         return metadata.decode()
 
     def remove_remote_agent(self, name: str) -> None:
-        self._known.discard(name)
+        self._known_peers.discard(name)
 
     def check_remote_metadata(self, name: str, *_: Any) -> bool:
-        return name in self._known
+        return name in self._known_peers
 
     def prep_xfer_dlist(self, agent: str, descs: Any, mem_type: Any = None) -> int:
         """Prepare a list of regions, and return its handle.
@@ -231,22 +231,22 @@ class Agent:
         unequal = len(own_ids) != len(their_ids)
         if unequal or max(own_ids) >= len(own) or max(their_ids) >= len(theirs):
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors that do not match")
-        pairs = []
+        address_pairs = []
         for own_id, their_id in zip(own_ids, their_ids):
             address, size = own[own_id]
             remote_address, remote_size = theirs[their_id]
             if size != remote_size:
                 raise RuntimeError(f"NIXL_ERR_INVALID_PARAM: {size} and {remote_size} bytes")
-            pairs.append((address, remote_address, size))
+            address_pairs.append((address, remote_address, size))
         handle = self._new_handle()
-        self.handles[handle] = PostedTransfer(self, peer, pairs, operation == "WRITE", notif_msg)
+        self.handles[handle] = PostedTransfer(self, peer, address_pairs, operation == "WRITE", notif_msg)
         return handle
 
     def transfer(self, handle: int, *_: Any) -> str:
         job = self.handles[handle]
-        job.number = NETWORK.posted
+        job.number = NETWORK.posted_count
         job.state = NixlState.IN_FLIGHT
-        NETWORK.posted += 1
+        NETWORK.posted_count += 1
         NETWORK.transfers.append(job)
         return job.state.value
 
@@ -260,7 +260,7 @@ class Agent:
         self.handles.pop(handle).released = True
 
     def send_notif(self, agent: str, notif_msg: bytes, *_: Any, **__: Any) -> None:
-        if agent not in self._known:
+        if agent not in self._known_peers:
             raise RuntimeError("NIXL_ERR_NOT_FOUND: no such agent")
         NETWORK.send(self.name, agent, notif_msg)
 

@@ -17,7 +17,7 @@ from impl.vllm.engine import start
 from impl.vllm.offload import host_facts, offloading_scheduler
 from impl.vllm.pair import V1
 from impl.vllm.pair.both_connectors import attach_host, nixl_of
-from impl.vllm.pair.loading import Factory, Layout, address, connect
+from impl.vllm.pair.loading import Factory, Layout, socket_path, add_pair_settings
 from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.network import NETWORK, Agent, Handshakes
 from impl.vllm.pair.states import PairStateMemory, PairStateRunner, lay_out_states, page_tokens
@@ -35,7 +35,7 @@ class NixlWorker:
 
     worker: the worker's side of the NixlConnector. host: the OffloadingConnector, None without host memory.
     transfers: the device between blocks and host memory; it has no transfers without.
-    failed: engine names of the requests with a failed load in the last batch: reported by name, or waiting
+    failed: ids of the requests with a failed load in the last batch: reported by name, or waiting
         for an invalid block.
     """
 
@@ -60,15 +60,15 @@ class NixlWorker:
         self.failed: frozenset[str] = frozenset()
         self._scheduler = scheduler
         self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
-        self._listen(scheduler.connector)
+        self._answer_handshakes(scheduler.connector)
 
-    def _listen(self, connector: Any) -> None:
+    def _answer_handshakes(self, connector: Any) -> None:
         """Give the handshake metadata to the scheduler's side, and answer handshakes, as a server does."""
         scheduler_side = nixl_of(connector).connector_scheduler
         metadata = self.connector.get_handshake_metadata()
         scheduler_side._nixl_handshake_listener_t = NoThread()
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
-        path = address("tcp", scheduler_side.side_channel_host, scheduler_side.side_channel_port)
+        path = socket_path("tcp", scheduler_side.side_channel_host, scheduler_side.side_channel_port)
         # Up to 0.32 the listener thread, which does not run here, encodes the metadata.
         encoded = importlib.import_module("msgspec").msgpack.encode(metadata)
         by_rank = {(0, 0): encoded, 0: encoded}
@@ -100,7 +100,7 @@ class NixlWorker:
             output.finished_sending = sent or None
             output.finished_recving = received or None
         output.invalid_block_ids = self.connector.get_block_ids_with_load_errors()
-        self.failed = frozenset(failed.union(self._loading({*output.invalid_block_ids})))
+        self.failed = frozenset(failed.union(self._requests_loading_into({*output.invalid_block_ids})))
         stats = self.connector.get_kv_connector_stats()
         if self.host is not None:  # they are merged with those of the scheduler's side
             output.kv_connector_stats = stats
@@ -108,16 +108,16 @@ class NixlWorker:
         self.connector.clear_connector_metadata()
         return output
 
-    def _loading(self, invalid: set[int]) -> Iterator[str]:
+    def _requests_loading_into(self, invalid: set[int]) -> Iterator[str]:
         """Yield the requests that wait for a load into invalid blocks. Call this before the scheduler reads
         the report, because it finishes these requests then."""
         if not invalid:
             return
-        for ident, request in self._scheduler.requests.items():
+        for request_id, request in self._scheduler.requests.items():
             if request.status.name == WAITS:
-                tables = self._scheduler.kv_cache_manager.get_block_ids(ident)
+                tables = self._scheduler.kv_cache_manager.get_block_ids(request_id)
                 if any(block in invalid for table in tables for block in table):
-                    yield ident
+                    yield request_id
 
     def write(self) -> None:
         """Run one pass of the thread that writes KV to the peer."""
@@ -178,7 +178,7 @@ class PairServer(EngineDriver):
         self.server = server
         super().__init__(root, offloads=True)
 
-    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
+    def _load_release(self, root: Path, offloads: bool, encodes: bool) -> None:
         """Do nothing: the pair has loaded the release."""
 
     def reset(self, geometry: EngineConfig) -> None:
@@ -187,12 +187,12 @@ class PairServer(EngineDriver):
         else:
             self.memory = TensorMemory(geometry.blocks + 1, page_tokens(geometry))
         self.answers = {}
-        self._from_host: set[str] = set()
+        self._loading_from_host: set[str] = set()
         super().reset(geometry)
 
-    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+    def _start_engine(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         def connect_server(settings: Any) -> None:
-            connect(settings, config, self.server, self.host_first)
+            add_pair_settings(settings, config, self.server, self.host_first)
 
         with_peer = replace(config, peer=True)
         scheduler, new_request = start(
@@ -203,30 +203,30 @@ class PairServer(EngineDriver):
         scheduler.vllm_config.cache_config.block_size = page_tokens(config)
         return scheduler, new_request
 
-    def _worker(self, config: EngineConfig) -> ModelRunner:
+    def _new_runner(self, config: EngineConfig) -> ModelRunner:
         if config.recurrent:
             pool = self.scheduler.kv_cache_config
             return PairStateRunner(config, self.overlap, self._methods, pool, self.memory)
-        runner = super()._worker(config)
+        runner = super()._new_runner(config)
         runner.use(self.memory)
         return runner
 
-    def _drafter(self, config: EngineConfig) -> Drafter | None:
+    def _new_drafter(self, config: EngineConfig) -> Drafter | None:
         """Make the layers of a drafter. Their KV is sent together with the target's."""
-        return super()._drafter(replace(config, peer=False, fail_requests=False))
+        return super()._new_drafter(replace(config, peer=False, fail_requests=False))
 
-    def _move(self) -> NixlWorker:
+    def _new_mover(self) -> NixlWorker:
         return NixlWorker(self.scheduler, self.memory, self.config)
 
-    def _held(self) -> list[Any]:
+    def _held_blocks(self) -> list[Any]:
         sizes = [group.block_size for group in self.config.groups]
         return [
             (group, slots if group in self.config.recurrent else slots[: sizes[group]])
             for group, slots in self.memory.held()
         ]
 
-    def _host(self) -> HostFacts:
-        failed = sorted(self._names[ident] for ident in self._mover.failed)
+    def _host_facts(self) -> HostFacts:
+        failed = sorted(self._names[request_id] for request_id in self._mover.failed)
         facts = HostFacts(chunks=0, free=(), memory=(), keys=(), transfers=(), records=())
         if self._mover.host is not None:
             mover = HostSide(self._mover.host, self._mover.transfers)
@@ -238,25 +238,25 @@ class PairServer(EngineDriver):
     def note_host_loads(self) -> None:
         """Note the requests that wait for a load from host memory."""
         known = self.scheduler.requests
-        self._from_host = {
-            ident
-            for ident in self._from_host
-            if ident in known and known[ident].status.name == WAITS
+        self._loading_from_host = {
+            request_id
+            for request_id in self._loading_from_host
+            if request_id in known and known[request_id].status.name == WAITS
         }
         if self._mover.host is not None:
             jobs = offloading_scheduler(self.scheduler)._jobs.values()
-            self._from_host |= {job.req_id for job in jobs if not job.is_store}
+            self._loading_from_host |= {job.req_id for job in jobs if not job.is_store}
 
-    def loads_from_host(self, ident: str) -> bool:
+    def loads_from_host(self, request_id: str) -> bool:
         """Return whether a request waits for a load from host memory."""
-        return ident in self._from_host
+        return request_id in self._loading_from_host
 
-    def _take(self, outputs: Any) -> None:
+    def _take_outputs(self, outputs: Any) -> None:
         for of_client in outputs.values():
             for output in of_client.outputs:
                 if output.finish_reason is not None:
                     self.answers[self._names[output.request_id]] = output.kv_transfer_params
-        super()._take(outputs)
+        super()._take_outputs(outputs)
 
     def view(self) -> BlockFacts:
         """Return the facts of the server.
@@ -270,19 +270,19 @@ class PairServer(EngineDriver):
             return facts
         requests = dict(facts.requests)
         for name, fact in facts.requests.items():
-            params = self.scheduler.requests[self.ident(name)].kv_transfer_params or {}
+            params = self.scheduler.requests[self.request_id(name)].kv_transfer_params or {}
             asked = params.get("do_remote_decode") and not params.get("_p_side_truncated")
             if asked and fact.status == "WAITING" and len(fact.tokens) > 1:
                 requests[name] = fact._replace(tokens=fact.tokens[:-1])
         return facts._replace(requests=requests)
 
-    def ident(self, name: str) -> str:
-        """Return the engine's name for a request."""
+    def request_id(self, name: str) -> str:
+        """Return the engine's id of a request, "" for one that it never had."""
         return self._ids.get(name, "")
 
-    def named(self, ident: str) -> str:
-        """Return the commands' name for a request of the engine."""
-        return self._names.get(ident, ident)
+    def name_of(self, request_id: str) -> str:
+        """Return the name in commands of a request of the engine."""
+        return self._names.get(request_id, request_id)
 
     def clear_step_facts(self) -> None:
         """Clear the batch, the outputs and the copies of the last command."""
@@ -292,7 +292,7 @@ class PairServer(EngineDriver):
         self._copies = ()
 
     def serve(
-        self, name: str, ident: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
+        self, name: str, request_id: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
     ) -> Outcome:  # fmt: skip
         """Add a request to the scheduler. parameters: the connector's transfer parameters, None without a
         transfer."""
@@ -302,17 +302,17 @@ class PairServer(EngineDriver):
         if max_tokens < 1 or not 1 <= len(tokens) < self.config.max_model_len:
             return Refused(Reason.BAD_LENGTH)
         # a copy: the release takes the last token from a prompt of a recurrent model
-        request = self._request(ident, list(tokens), max_tokens, priority, False)
+        request = self._request(request_id, list(tokens), max_tokens, priority, False)
         request.kv_transfer_params = parameters
-        self._ids[name] = ident
-        self._names[ident] = name
+        self._ids[name] = request_id
+        self._names[request_id] = name
         self.scheduler.add_request(request)
         return Done()
 
     @property
     def due(self) -> bool:
         """Whether the loop takes results next, before it schedules."""
-        return self._due()
+        return self._results_due()
 
     @property
     def in_step(self) -> bool:

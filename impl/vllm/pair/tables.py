@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from impl.vllm.pair.both_connectors import chosen_and_awaited, nixl_of
+from impl.vllm.pair.both_connectors import multi_connector_tables, nixl_of
 from impl.vllm.pair.server import PairServer
 
 # Tables of requests, transfers, leases and notifications. Every release has some of them.
@@ -34,9 +34,9 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
         for owner, tables in places:
             for table in tables:
                 for entry in getattr(owner, table, ()):
-                    yield f"{name} {table.lstrip('_')}: {server.named(str(entry))}"
+                    yield f"{name} {table.lstrip('_')}: {server.name_of(str(entry))}"
         connectors = server.scheduler.connector, server.mover.connector
-        for name_of_table, entries in chosen_and_awaited(connectors).items():
-            yield from (f"{name} {name_of_table}: {server.named(str(entry))}" for entry in entries)
+        for name_of_table, entries in multi_connector_tables(connectors).items():
+            yield from (f"{name} {name_of_table}: {server.name_of(str(entry))}" for entry in entries)
         if server.mover.agent.handles:
             yield f"{name} transfer handles: {len(server.mover.agent.handles)}"

@@ -118,7 +118,8 @@ def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
         also = ", ".join(step.after.leftovers)
         expected = "the manager must keep tables of requests that are there, and no others"
         return failure(expected, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
-    for name in step.after.swap.tables if step.after.swap is not None else ():
+    swapped = step.after.swap.tables if step.after.swap is not None else ()
+    for name in swapped:
         fact = step.after.requests.get(name)
         if fact is None or fact.status != "SWAPPED":
             expected = "host memory must keep copies of requests that are swapped, and no others"

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from impl.adapter import AnySystem
-from stateful_tests.check.known_faults.causes import REJECTED, Needs, without_needs, needs, to_avoid, traits
+from stateful_tests.check.known_faults.causes import (
+    REJECTED, Needs, needs, needs_to_avoid, possible_needs, without_needs,
+)  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
 )  # fmt: skip
@@ -183,11 +185,11 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
     known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
     needed_by_known = {need for _, needed, _ in known for need in needed}
     needed = {*needs(system, trace, clause, needed_by_known)}
-    here = traits(system, trace)
+    here = possible_needs(system, trace)
 
     def fits(each: tuple[Trace, Needs, Mask]) -> tuple[bool, int, int]:
         own, needs_of_own, _ = each
-        return {*needs_of_own} <= needed, len(needs_of_own), -len(traits(system, own) - here)
+        return {*needs_of_own} <= needed, len(needs_of_own), -len(possible_needs(system, own) - here)
 
     return max(known, key=fits)[2]
 
@@ -201,7 +203,7 @@ def unexplained_needs(
 ) -> tuple[Needs, Trace] | None:
     """Return the needs to leave out of a trace so that no known fault explains it, and the trace
     without them, if that still violates the clause and is `alike`."""
-    for without in to_avoid(known):
+    for without in needs_to_avoid(known):
         candidate = without_needs(system, trace, tuple(need for need in without if need != REJECTED))
         prefix = failing_prefix(
             system, clause, candidate,

@@ -12,13 +12,13 @@ from reference.commands import prompt_len
 from reference.geometry import GeometryError
 from reference.pairs.commands import HOST_COMMANDS, Forward, Prefill, Serve
 from reference.pairs.config import PairConfig
-from stateful_tests.check.known_faults.trace_reductions import none_of, with_sizes
+from stateful_tests.check.known_faults.trace_reductions import remove_commands, with_sizes
 from stateful_tests.lockstep.run_results import Trace
 
 SERVERS = "prefill", "decode"  # of a PairConfig
 
 
-def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -> Trace:
+def change_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -> Trace:
     """Return the trace with another configuration of each server; unchanged where the sizes do not fit
     together."""
     try:
@@ -28,13 +28,13 @@ def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -
     return with_sizes(trace, **servers)
 
 
-def of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+def set_sizes_of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     """Return a pair with these sizes on both servers."""
     del system
-    return with_servers(trace, lambda config: replace(config, **sizes))
+    return change_servers(trace, lambda config: replace(config, **sizes))
 
 
-def longest_of_a_pair(trace: Trace) -> int:
+def longest_text_of_pair(trace: Trace) -> int:
     """Return the length of the longest text that a request of a pair may have, with its outputs
     (tokens)."""
     prompts = [c for c in trace.commands if isinstance(c, Prefill | Serve)]
@@ -43,7 +43,7 @@ def longest_of_a_pair(trace: Trace) -> int:
     return longest + max(outputs, default=1)
 
 
-def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]]) -> Trace:
+def resize_drafting_servers(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]]) -> Trace:
     """Return a pair with other sizes where its servers have drafters with KV, and blocks for the
     longest text."""
     if trace.sizes(PairConfig).prefill.draft_group is None:
@@ -54,33 +54,33 @@ def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]])
         most = sum(map(roomy.most_blocks, roomy.groups))
         return replace(roomy, blocks=max(config.blocks, most))
 
-    return with_servers(trace, resized)
+    return change_servers(trace, resized)
 
 
-def whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def prefill_in_one_chunk_on_servers(system: AnySystem, trace: Trace) -> Trace:
     """Give each prompt to the drafters of a pair in one chunk, which states may yet cut."""
     del system
-    longest = longest_of_a_pair(trace)
+    longest = longest_text_of_pair(trace)
 
     def sizes(config: EngineConfig) -> dict[str, Any]:
         budget = max(config.max_batched_tokens, config.max_seqs * (longest + config.drafts))
         return {"max_batched_tokens": budget, "long_prefill": 0}
 
-    return with_drafters(trace, sizes)
+    return resize_drafting_servers(trace, sizes)
 
 
-def no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def raise_longest_text_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Leave room for the drafts behind each text, on a pair with drafters."""
     del system
-    longest = longest_of_a_pair(trace)
+    longest = longest_text_of_pair(trace)
 
     def sizes(config: EngineConfig) -> dict[str, Any]:
         return {"max_model_len": max(config.max_model_len, longest + 2 * config.drafts + 1)}
 
-    return with_drafters(trace, sizes)
+    return resize_drafting_servers(trace, sizes)
 
 
-def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def remove_drafters_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Remove the drafters of both servers."""
     del system
 
@@ -88,15 +88,15 @@ def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
         groups = tuple(replace(group, drafter=False) for group in config.groups)
         return replace(config, groups=groups, drafts=0, eagle=False)
 
-    return with_servers(trace, without)
+    return change_servers(trace, without)
 
 
-def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
+def disable_caching_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Turn prefix caching off on both servers: a request then has one state, whatever the length of its
     text."""
     longest_prompt = trace.sizes(PairConfig).prefill.max_model_len
 
-    trace = no_host_of_servers(system, trace)  # a host keeps what is cached
+    trace = remove_host_of_servers(system, trace)  # a host keeps what is cached
 
     def uncached(config: EngineConfig) -> EngineConfig:
         longest = max(config.max_model_len, longest_prompt)
@@ -105,13 +105,13 @@ def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
         )
         return replace(config, groups=groups, caching=False, match=0, retention=0, checkpoints=0)
 
-    return with_servers(trace, uncached)
+    return change_servers(trace, uncached)
 
 
-def no_host_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def remove_host_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Remove the host memory of both servers."""
     servers = {name: _without_host(getattr(trace.geometry, name)) for name in SERVERS}
-    return none_of(HOST_COMMANDS, system, with_sizes(trace, **servers, host_first=False))
+    return remove_commands(HOST_COMMANDS, system, with_sizes(trace, **servers, host_first=False))
 
 
 def _without_host(config: EngineConfig) -> EngineConfig:
@@ -121,7 +121,7 @@ def _without_host(config: EngineConfig) -> EngineConfig:
     )  # fmt: skip
 
 
-def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def remove_states_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Remove the recurrent layers of a pair."""
     del system
 
@@ -129,10 +129,10 @@ def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
         groups = tuple(group for group in config.groups if not group.state)
         return replace(config, groups=groups, match=0, retention=0, checkpoints=0)
 
-    return with_servers(trace, without)
+    return change_servers(trace, without)
 
 
-def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
+def remove_windows_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Remove the windows of a pair's layer groups."""
     del system
 
@@ -141,10 +141,10 @@ def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
         need = sum(map(config.most_blocks, groups))
         return replace(config, groups=groups, blocks=max(config.blocks, need))
 
-    return with_servers(trace, without)
+    return change_servers(trace, without)
 
 
-def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
+def equalise_blocks(system: AnySystem, trace: Trace) -> Trace:
     """Give both servers blocks of one size."""
     del system
     sizes = trace.sizes(PairConfig)
@@ -158,7 +158,7 @@ def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, decode=same)
 
 
-def room_for_servers(system: AnySystem, trace: Trace) -> Trace:
+def make_room_on_servers(system: AnySystem, trace: Trace) -> Trace:
     """Let texts be as long as the model takes, all of them at once, on both servers."""
     del system
     texts = sum(isinstance(command, Prefill | Serve) for command in trace.commands)
@@ -168,4 +168,4 @@ def room_for_servers(system: AnySystem, trace: Trace) -> Trace:
         most = (texts + 1) * sum(map(config.most_blocks, whole))
         return replace(config, blocks=max(config.blocks, most))
 
-    return with_servers(trace, roomy)
+    return change_servers(trace, roomy)

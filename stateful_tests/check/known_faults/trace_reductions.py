@@ -26,30 +26,30 @@ from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
 from stateful_tests.lockstep.replays import drive_through
 from stateful_tests.lockstep.run_results import Trace
 
-Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
+Reduction = Callable[[AnySystem, Trace], Trace]  # a trace without a need
 
 WHOLE = 1 << 12  # tokens of a chunk that has all that is left of a prompt
 AHEAD = 8  # pages of rounds that a request may have allocated ahead
 
 
-def none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> Trace:
+def remove_commands(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> Trace:
     del system
     return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kinds)))
 
 
-def _with_each(trace: Trace, kinds: Any, change: Callable[[Any], Any]) -> Trace:
+def _change_each(trace: Trace, kinds: Any, change: Callable[[Any], Any]) -> Trace:
     """Return the trace with each command of these kinds changed."""
     commands = (change(c) if isinstance(c, kinds) else c for c in trace.commands)
     return replace(trace, commands=tuple(commands))
 
 
-def with_fields(kinds: Any, system: AnySystem, trace: Trace, **fields: Any) -> Trace:
+def set_fields(kinds: Any, system: AnySystem, trace: Trace, **fields: Any) -> Trace:
     """Return the trace with these values of fields in each command of these kinds."""
     del system
-    return _with_each(trace, kinds, lambda c: replace(c, **fields))
+    return _change_each(trace, kinds, lambda c: replace(c, **fields))
 
 
-def no_images(system: AnySystem, trace: Trace) -> Trace:
+def remove_images(system: AnySystem, trace: Trace) -> Trace:
     """Replace the images of prompts by texts."""
     del system
 
@@ -57,10 +57,10 @@ def no_images(system: AnySystem, trace: Trace) -> Trace:
         pieces = (replace(p, text="z") if is_image(p.text) else p for p in command.prompt)
         return replace(command, prompt=tuple(pieces))
 
-    return _with_each(trace, Add | More, in_text)
+    return _change_each(trace, Add | More, in_text)
 
 
-def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
+def remove_rejected_turns(system: AnySystem, trace: Trace) -> Trace:
     """Remove rejected turns, but not the last command, with which the trace violates its clause.
     Without one, the trace may get further, to others. Unchanged where it cannot be driven: decodes may
     have got into a run of verify rounds."""
@@ -73,7 +73,7 @@ def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=driven)
 
 
-def no_paused_request(system: AnySystem, trace: Trace) -> Trace:
+def remove_paused_requests(system: AnySystem, trace: Trace) -> Trace:
     """Remove the requests that are paused with their blocks, until none is. Unchanged where the trace
     cannot be driven."""
     while True:
@@ -102,14 +102,14 @@ def _requests_paused(system: AnySystem, trace: Trace) -> set[str]:
     return paused
 
 
-def nothing_received(system: AnySystem, trace: Trace) -> Trace:
+def receive_nothing(system: AnySystem, trace: Trace) -> Trace:
     """Let each prompt take SWA slots for all of it."""
     del system
 
     def whole(batch: Extend) -> Extend:
         return replace(batch, lanes=tuple(replace(lane, tail=False) for lane in batch.lanes))
 
-    return _with_each(trace, Extend, whole)
+    return _change_each(trace, Extend, whole)
 
 
 def with_sizes(trace: Trace, **sizes: Any) -> Trace:
@@ -120,7 +120,7 @@ def with_sizes(trace: Trace, **sizes: Any) -> Trace:
         return trace
 
 
-def room_for_rows(system: AnySystem, trace: Trace) -> Trace:
+def make_room_for_rows(system: AnySystem, trace: Trace) -> Trace:
     """Let rows be full, with rounds allocated ahead."""
     del system
     sizes = trace.sizes(Geometry)
@@ -129,7 +129,7 @@ def room_for_rows(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
 
 
-def room_for_texts(system: AnySystem, trace: Trace) -> Trace:
+def make_room_for_texts(system: AnySystem, trace: Trace) -> Trace:
     """Let texts be as long as the model takes, without a window, as an admission may ask for."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -139,7 +139,7 @@ def room_for_texts(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, blocks=max(sizes.blocks, most))
 
 
-def room_for_images(system: AnySystem, trace: Trace) -> Trace:
+def make_room_for_images(system: AnySystem, trace: Trace) -> Trace:
     """Let the cache keep every image."""
     del system
     if not trace.sizes(EngineConfig).encodes:
@@ -147,7 +147,7 @@ def room_for_images(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, encoder_cache=BOUNDS["encoder_cache"][1])
 
 
-def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
+def remove_too_long_turns(system: AnySystem, trace: Trace) -> Trace:
     """Remove turns of sessions that leave no room for an output in max_model_len."""
     del system
     shorter = []
@@ -163,7 +163,7 @@ def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(shorter))
 
 
-def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
+def remove_windows_of_groups(system: AnySystem, trace: Trace) -> Trace:
     """Remove the windows of an engine's layer groups."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -172,19 +172,19 @@ def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, groups=groups, blocks=max(sizes.blocks, more))
 
 
-def no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
+def remove_window_of_tree(system: AnySystem, trace: Trace) -> Trace:
     """Remove the window of a tree with a host tier."""
-    without = with_fields(Insert, system, trace, evicted=0)
-    without = with_fields(Evict, system, without, swa=0)
+    without = set_fields(Insert, system, trace, evicted=0)
+    without = set_fields(Evict, system, without, swa=0)
     return with_sizes(without, window=None, swa_pages=0, host_swa_pages=0)
 
 
-def sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+def set_sizes(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     del system
     return with_sizes(trace, **sizes)
 
 
-def no_drafts(system: AnySystem, trace: Trace) -> Trace:
+def remove_drafter(system: AnySystem, trace: Trace) -> Trace:
     """Remove the drafter of an engine."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -211,7 +211,7 @@ def with_room_for_texts(trace: Trace, **sizes: Any) -> Trace:
     return with_sizes(trace, **sizes, blocks=max(config.blocks, most))
 
 
-def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
+def prefill_in_one_chunk(system: AnySystem, trace: Trace) -> Trace:
     """Give each prompt to the drafter in one chunk."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -221,7 +221,7 @@ def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
     return with_room_for_texts(trace, max_batched_tokens=budget, long_prefill=0)
 
 
-def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
+def raise_longest_text(system: AnySystem, trace: Trace) -> Trace:
     """Leave room for the drafts behind each text."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -231,17 +231,17 @@ def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
     return with_room_for_texts(trace, max_model_len=max(sizes.max_model_len, longest))
 
 
-def no_chunks(system: AnySystem, trace: Trace) -> Trace:
+def join_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Make each insert into a tree with a host tier a request's last, and each chunk of a prefill
     server the whole rest of a prompt."""
 
     def whole(batch: Extend) -> Extend:
         return replace(batch, lanes=tuple(replace(lane, tokens=WHOLE) for lane in batch.lanes))
 
-    return _with_each(with_fields(Insert, system, trace, chunked=False), Extend, whole)
+    return _change_each(set_fields(Insert, system, trace, chunked=False), Extend, whole)
 
 
-def host_room(system: AnySystem, trace: Trace) -> Trace:
+def make_room_on_host(system: AnySystem, trace: Trace) -> Trace:
     """Give host memory room for all texts."""
     del system
     sizes = trace.sizes(TierConfig)
@@ -253,30 +253,30 @@ def host_room(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, host_pages=full, host_swa_pages=swa, host_states=states)
 
 
-def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
+def remove_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
     """Remove the storage behind the host. beside: further commands that need it."""
     sizes: Any = trace.geometry
     if not sizes.storage:
         return trace
-    without = none_of((Prefetch, Query, Fetch, Backup, Tick, Reattach, *beside), system, trace)
+    without = remove_commands((Prefetch, Query, Fetch, Backup, Tick, Reattach, *beside), system, trace)
     return with_sizes(without, storage=type(sizes.storage)())
 
 
-def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+def remove_states(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     """Remove the recurrent layers. sizes: sizes that depend on them."""
-    assert isinstance(trace.geometry, Geometry | TierConfig)
-    if not trace.geometry.states:
+    recurrent: Any = trace.geometry
+    if not recurrent.states:
         return trace
-    return with_sizes(with_fields(Evict, system, trace, states=0), states=0, **sizes)
+    return with_sizes(set_fields(Evict, system, trace, states=0), states=0, **sizes)
 
 
-def no_failure(system: AnySystem, trace: Trace) -> Trace:
+def remove_failures(system: AnySystem, trace: Trace) -> Trace:
     """Remove failures of loads."""
-    without = none_of((Fail, Lose), system, trace)
-    return with_fields(Shake, system, without, fails=False)
+    without = remove_commands((Fail, Lose), system, trace)
+    return set_fields(Shake, system, without, fails=False)
 
 
-def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
+def separate_prompts(system: AnySystem, trace: Trace) -> Trace:
     """Let no prompt begin as another, where loads are done within a step."""
     del system
     sizes = trace.sizes(EngineConfig)
@@ -289,4 +289,4 @@ def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
         pieces = (p if is_image(p.text) else replace(p, text=own) for p in command.prompt)
         return replace(command, prompt=tuple(pieces))
 
-    return _with_each(trace, Add, of_own_text)
+    return _change_each(trace, Add, of_own_text)

@@ -26,8 +26,8 @@ from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay, with_calls
 from stateful_tests.lockstep.run_results import Run
 
-ENOUGH = 60  # lines that call a function: no more are looked for
-PATIENCE = 150  # lines that are tried for a function that no run of a release is known to call
+ENOUGH_LINES = 60  # lines that call a function: no more are looked for
+MOST_TRIES = 150  # lines that are tried for a function that no run of a release is known to call
 
 
 class Changes(NamedTuple):
@@ -112,7 +112,9 @@ def changes(
 
     note_line: called with each of them as soon as it is found.
     way_map: the functions that runs of the engine's releases call, and the files that these load.
-    way: the way in which the system is driven. Raises ValueError where git cannot tell.
+    way: the way in which the system is driven.
+
+    Raises ValueError where git cannot tell.
     """
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
@@ -126,10 +128,10 @@ def changes(
     }
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[SystemFunction] = Counter()
-    changed_files = set()
+    calling_lines = set()
     for tried, line in enumerate(_interleave_kinds(lines)):
-        sought = {function for function in wanted if called[function] < ENOUGH}
-        if way_map.files and tried >= PATIENCE:
+        sought = {function for function in wanted if called[function] < ENOUGH_LINES}
+        if way_map.files and tried >= MOST_TRIES:
             sought = {each for each in sought if not called[each] and way_map.runs(each, way)}
         if not sought:
             break
@@ -140,11 +142,11 @@ def changes(
             continue
         called.update(calls)
         if calls:
-            changed_files.add(line)
+            calling_lines.add(line)
             if note_line is not None:
                 note_line(line)
     missed = tuple(sorted(wanted - called.keys()))
-    return Changes(revision, frozenset(changed_files), dict(called), missed, ignored)
+    return Changes(revision, frozenset(calling_lines), dict(called), missed, ignored)
 
 
 def _by_relevance(functions: Iterable[SystemFunction], driven: Collection[str]) -> list[SystemFunction]:
@@ -210,7 +212,7 @@ def changed_functions(root: Path, revision: str) -> Iterator[SystemFunction]:
             yield SystemFunction(name, function)
 
 
-def beside(base: Base, system: AnySystem, called: Iterable[SystemFunction]) -> Changes:
+def differences_from_base(base: Base, system: AnySystem, called: Iterable[SystemFunction]) -> Changes:
     """Compare a checkout with its base, where no git history shows the changes: the functions that
     differ, in the files of those in `called`. Nothing differs where one of the two is no folder of
     files."""
@@ -250,7 +252,7 @@ def _different_functions(before: str, after: bytes) -> Iterator[str]:
 def _function_texts(tree: ast.Module) -> dict[str, str]:
     """Map the outermost functions and methods of a module, and OUTSIDE for the rest, to their syntax trees as
     text, without docstrings and annotations of functions. Changes `tree`."""
-    _Bare().visit(tree)
+    _WithoutAnnotations().visit(tree)
     parts: dict[str, str] = {}
     for name, node in _function_definitions(tree, ""):
         parts[name] = parts.get(name, "") + ast.dump(node)
@@ -258,7 +260,7 @@ def _function_texts(tree: ast.Module) -> dict[str, str]:
     return parts | {OUTSIDE: ast.dump(tree) if tree.body else ""}
 
 
-class _Bare(ast.NodeTransformer):
+class _WithoutAnnotations(ast.NodeTransformer):
     """Removes docstrings and annotations of functions, which change nothing when the code runs."""
 
     def visit(self, node: ast.AST) -> ast.AST:

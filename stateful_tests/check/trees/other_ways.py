@@ -15,8 +15,9 @@ from impl.system_spec import ways_in
 from stateful_tests.check.check_plans import Plan
 from stateful_tests.check.trees.way_map import WayMap
 
-SHARE = 3  # one in so many commands of a plan is for other ways, or for the own one where no change runs
-LEAST = 3_000  # commands for a way: with fewer a run says little
+# One in so many commands of a plan is for other ways, or for the own one where no change runs.
+SHARE_OF_OTHERS = 3
+LEAST_COMMANDS = 3_000  # commands for a way: with fewer a run says little
 
 
 class OtherWays(NamedTuple):
@@ -43,26 +44,27 @@ def other_ways(
     uncalled: Collection[SystemFunction],
     plan: Plan,
 ) -> OtherWays:
-    """Return the other ways in which changed functions run.
+    """Return the other ways in which changed functions run. A plan that the user has narrowed leaves all
+    runs to their own way.
 
     own: the way that the user has named.
     uncalled: changed functions that no run in that way calls.
-    A plan that the user has narrowed leaves all runs to them.
     """
     ways = [
         way
         for way in _relevant_ways(way_map, own, changed, uncalled)
         if _is_driven(engine, release, way)
     ]
-    room = plan.commands // SHARE // LEAST if plan.whole else 0
+    room = plan.commands // SHARE_OF_OTHERS // LEAST_COMMANDS if plan.whole else 0
     driven = tuple(ways[:room])
     if not driven:
         return OtherWays((), tuple(ways), plan, plan)
-    less = plan.commands // SHARE
-    elsewhere = {*changed} <= {*uncalled}  # nothing that changed runs in the tree's own way
-    rest = plan.commands - less if elsewhere else less
-    mine = replace(plan, commands=plan.commands - rest)
-    return OtherWays(driven, tuple(ways[room:]), mine, replace(plan, commands=rest // len(driven)))
+    for_others = plan.commands // SHARE_OF_OTHERS
+    if {*changed} <= {*uncalled}:  # nothing that changed runs in the tree's own way
+        for_others = plan.commands - for_others
+    own_plan = replace(plan, commands=plan.commands - for_others)
+    plan_of_each = replace(plan, commands=for_others // len(driven))
+    return OtherWays(driven, tuple(ways[room:]), own_plan, plan_of_each)
 
 
 def _is_driven(engine: str, release: str, way: str) -> bool:

@@ -36,11 +36,11 @@ class FinishHarness(Harness[Finish]):
         return Finish(name, low + c.source.upto(output - low))
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
-        runs = request.phase is Phase.RUNNING
-        for finished in (
-            range(1, request.output + 1 + scope.invalid) if runs else [1] * scope.invalid
-        ):
-            yield Finish(request.name, finished)
+        if request.phase is Phase.RUNNING:
+            for finished in range(1, request.output + 1 + scope.invalid):
+                yield Finish(request.name, finished)
+        elif scope.invalid:
+            yield Finish(request.name, 1)
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
         yield Finish(fresh.request, 1)

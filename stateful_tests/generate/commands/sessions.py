@@ -118,7 +118,8 @@ class SubmitHarness(Harness[Submit]):
     ) -> Commands:
         name = session.name
         may_submit = turn is None and not session.closing
-        for tokens in scope.submits if may_submit else scope.submits[:1]:
+        lengths = scope.submits if may_submit else scope.submits[:1]
+        for tokens in lengths:
             yield Submit(fresh.request, name, tokens)
         if may_submit:
             for prompt in prompts_of(scope):

@@ -48,26 +48,46 @@ def own_base(clone, since=None):
     return tree_history.own_base(clone / "python", since)
 
 
-def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
+@pytest.fixture
+def feature(clone):
+    """The fork point of the branch that the clone is on, which has a commit of its own."""
     fork_point = git(clone, "rev-parse", "HEAD")
     git(clone, "switch", "-c", "feature")
     commit(clone, "number one\nnumber two\nnumber three\n")
-    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
+    return fork_point
+
+
+def test_the_base_is_the_merge_base_with_the_main_of_origin(clone, feature):
+    assert own_base(clone) == (feature, "merge base with origin/main", False)
+
+
+def test_the_base_is_the_merge_base_with_the_upstream_branch(clone, feature):
     git(clone, "branch", "--set-upstream-to=origin/main")
-    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
+    assert own_base(clone) == (feature, "merge base with origin/main", False)
+
+
+def test_a_branch_that_was_pushed_as_it_is_has_the_same_base(clone, feature):
     git(clone, "push", "-u", "origin", "feature")
-    assert own_base(clone).commit == fork_point, "a branch that was pushed as it is"
+    assert own_base(clone).commit == feature
+
+
+def test_a_base_that_is_named_is_taken(clone, feature):
     assert own_base(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
 
 
-def test_the_base_of_uncommitted_changes_is_head(clone):
-    head = git(clone, "rev-parse", "HEAD")
-    assert own_base(clone) is None, "nothing is its own"
+def test_a_clean_clone_has_nothing_of_its_own(clone):
+    assert own_base(clone) is None
+
+
+def test_the_base_of_a_new_file_is_head(clone):
     (clone / "python" / "new.py").write_text("")
+    head = git(clone, "rev-parse", "HEAD")
     assert own_base(clone) == (head, "HEAD, before what is not committed", True)
-    (clone / "python" / "new.py").unlink()
+
+
+def test_the_base_of_an_edit_is_head(clone):
     (clone / "python" / SCHEDULER).write_text("number one\n")
-    assert own_base(clone).commit == head == own_base(clone, "main").commit
+    assert own_base(clone).commit == git(clone, "rev-parse", "HEAD") == own_base(clone, "main").commit
 
 
 def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
@@ -93,7 +113,7 @@ def test_a_local_main_that_is_behind_the_upstream_branch_is_no_base(clone):
 
 @pytest.fixture
 def fork(clone, tmp_path):
-    """The clone is one of a fork whose main is behind; its remote "upstream" is two commits on."""
+    """The clone of a fork whose main is behind; its remote "upstream" is two commits ahead."""
     git(tmp_path, "clone", "--bare", f"file://{tmp_path / 'origin'}", "upstream")
     git(clone, "remote", "add", "upstream", f"file://{tmp_path / 'upstream'}")
     git(clone, "switch", "--detach")
@@ -104,14 +124,21 @@ def fork(clone, tmp_path):
     return clone
 
 
+def test_a_state_of_upstream_has_nothing_of_its_own(fork):
+    assert own_base(fork) is None
+
+
 def test_the_base_in_a_fork_is_the_latest_merge_base(fork):
     """A tree of August was compared with the fork's main of spring: all of upstream since was its own."""
     fork_point = git(fork, "rev-parse", "HEAD")
-    assert own_base(fork) is None, "a state of upstream has nothing of its own"
     commit(fork, "number one\nnumber three\nnumber four\n")
     assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
     git(fork, "update-ref", "refs/remotes/origin/main", "HEAD~2")
     assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
+
+
+def test_the_base_of_a_branch_that_was_pushed_to_the_fork_is_its_pushed_state(fork):
+    commit(fork, "number one\nnumber three\nnumber four\n")
     git(fork, "switch", "-c", "feature")
     git(fork, "push", "-u", "origin", "feature")
     pushed = git(fork, "rev-parse", "HEAD")
@@ -119,7 +146,7 @@ def test_the_base_in_a_fork_is_the_latest_merge_base(fork):
     assert own_base(fork) == (pushed, "merge base with origin/feature", False)
 
 
-def test_a_fork_s_main_that_is_ahead_is_what_a_branch_of_it_has_grown_from(fork):
+def test_the_base_of_a_branch_is_the_fork_s_main_where_that_is_ahead(fork):
     commit(fork, "number one\nnumber three\nnumber four\n")
     git(fork, "update-ref", "refs/remotes/origin/main", "HEAD")
     fork_point = git(fork, "rev-parse", "HEAD")
@@ -158,13 +185,13 @@ def with_core(clone):
     return clone
 
 
-def extract_release(clone, revision, into):
+def extract_revision(clone, revision, into):
     tree_history.extract(clone / "python", revision, "sglang", into)
     return into
 
 
 def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
-    past = extract_release(with_core, "HEAD~1", tmp_path / "past")
+    past = extract_revision(with_core, "HEAD~1", tmp_path / "past")
     assert (past / SCHEDULER).read_text() == "number one\n"
     assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
 
@@ -172,14 +199,14 @@ def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
 def test_extract_leaves_out_a_core_whose_sources_changed(with_core, tmp_path):
     (with_core / "core.rs").write_text("")
     git(with_core, "add", ".")
-    assert not (extract_release(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
+    assert not (extract_revision(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
 
 
 def test_extract_takes_a_core_that_is_committed(with_core, tmp_path):
     git(with_core, "add", "--force", "python/sglang/core.so")
     git(with_core, "commit", "-m", "a core")
     (with_core / "python/sglang/core.so").write_text("compiled anew")
-    past = extract_release(with_core, "HEAD", tmp_path / "past")
+    past = extract_revision(with_core, "HEAD", tmp_path / "past")
     assert (past / "sglang/core.so").read_text() == "compiled"
 
 
@@ -281,7 +308,7 @@ def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
 
 
 @pytest.mark.parametrize(("lines", "is_release"), [(1, True), (2, False), (3, False)])
-def test_a_release_that_is_twice_as_near_than_the_merge_base_is_the_base(
+def test_a_release_that_is_twice_as_near_as_the_merge_base_is_the_base(
     clone, resolved, monkeypatch, capsys, lines, is_release
 ):
     """An old branch of a fork was the base of a tree of upstream: a known fault of the release was NEW."""
@@ -320,7 +347,7 @@ def trees(tmp_path, monkeypatch):
     return write
 
 
-def number_folders(first, end):
+def numbered_lines(first, end):
     return [f"line number {number}" for number in range(first, end)]
 
 
@@ -354,7 +381,7 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
     ("count", "says"),
     [(0, "no line of code differs"), (1, "1 line differs"), (2638, "2,638 lines differ")],
 )
-def test_a_distance_in_words(count, says):
+def test_a_distance_is_told_in_lines(count, says):
     assert nearest.differing(count) == says
 
 
@@ -363,9 +390,9 @@ def test_a_distance_in_words(count, says):
     [(0, 0.0, False), (9, 0.09, False), (10, 0.1, True), (100, 1.0, True)],
 )
 def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, share, between):
-    base = trees("base", number_folders(0, 50))
-    release = trees("release", number_folders(50, 150))
-    tree = trees("tree", number_folders(0, 50) + number_folders(50, 50 + own_lines))
+    base = trees("base", numbered_lines(0, 50))
+    release = trees("release", numbered_lines(50, 150))
+    tree = trees("tree", numbered_lines(0, 50) + numbered_lines(50, 50 + own_lines))
     lines = [*map(base_selection.lines_of, (tree, release, base))]
     assert base_selection.share_of_lines(*lines) == pytest.approx(share)
     assert base_selection.lies_between(*lines) is between
@@ -373,8 +400,8 @@ def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, sha
 
 def test_a_small_share_is_a_coincidence(trees):
     base = trees("base", [])
-    release = trees("release", number_folders(0, 1000))
-    tree = trees("tree", number_folders(0, 20))
+    release = trees("release", numbered_lines(0, 1000))
+    tree = trees("tree", numbered_lines(0, 20))
     assert not base_selection.lies_between(*map(base_selection.lines_of, (tree, release, base)))
 
 

@@ -92,13 +92,13 @@ def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_pa
     tree, release = (SimpleNamespace(root=folder, name=folder.name) for folder in folders)
     base = Base(release, BaseKind.RELEASE)
     called = [SIZE, FREE, SystemFunction("gone.py", "f")]
-    differ = changed_functions.beside(base, tree, called)
+    differ = changed_functions.differences_from_base(base, tree, called)
     assert set(differ.called) == {FREE}
     assert differ.callers([[SIZE], [FREE]]) == {FREE: [1]}
-    whole = changed_functions.beside(base, tree, [SystemFunction("new.py", "Cache.free")])
+    whole = changed_functions.differences_from_base(base, tree, [SystemFunction("new.py", "Cache.free")])
     assert SystemFunction("new.py", "Cache.size") in whole.called
     for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
-        assert changed_functions.beside(*pair, called).called == {}
+        assert changed_functions.differences_from_base(*pair, called).called == {}
 
 
 def test_every_function_of_a_new_file_has_changed(root):
@@ -129,7 +129,7 @@ def two_changes(root):
 def test_corpus_lines_that_call_a_changed_function_are_found(two_changes):
     _, changes, lines = two_changes
     assert {*lines} == changes.first
-    assert len(lines) == changed_functions.ENOUGH
+    assert len(lines) == changed_functions.ENOUGH_LINES
     assert {line.machine for line in lines[:10]} >= {"sessions", "both"}, "in turns"
 
 
@@ -137,7 +137,7 @@ def test_a_changed_function_that_nothing_calls_is_missed(two_changes):
     system, changes, _ = two_changes
     assert changes.missed == (GONE,)
     assert (
-        f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
+        f"{changed_functions.ENOUGH_LINES} directed runs come first, which call 1 of 2 changes; none calls"
         in changes.text
     )
     assert changes.also_called({GONE}).missed == ()
@@ -156,10 +156,11 @@ def test_the_commands_that_call_a_changed_function_are_numbered(two_changes):
 def test_corpus_lines_that_call_a_changed_function_come_first(two_changes):
     system, changes, _ = two_changes
     plan = replace(check_plans.plan("smoke"), first=changes.first)
-    driven = [
-        line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
+    most = changed_functions.ENOUGH_LINES
+    first_lines = [
+        line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[:most]
     ]
-    assert changes.first < {*driven}
+    assert changes.first < {*first_lines}
     assert {
         *run_driver.lines_of(system, check_plans.plan("smoke"), Mode.FREE)
     } == {*run_driver.lines_of(system, plan, Mode.FREE)}
@@ -314,7 +315,7 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
 
 def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypatch):
     """What a run is known to call is."""
-    monkeypatch.setattr(changed_functions, "PATIENCE", 3)
+    monkeypatch.setattr(changed_functions, "MOST_TRIES", 3)
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
     system = Checkout()
     lines = corpus.load()[:20]

@@ -12,7 +12,7 @@ from reference.geometry import preset
 from stateful_tests.check import finder
 from stateful_tests.check.campaign import run
 from stateful_tests.check.check_plans import plan
-from stateful_tests.check.known_faults.causes import needs, to_avoid
+from stateful_tests.check.known_faults.causes import needs, needs_to_avoid
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay, rejected_turns
@@ -103,10 +103,10 @@ def test_the_needs_of_a_trace_are_stated(commands, needed):
 
 
 def test_of_known_traces_one_need_each_is_avoided():
-    assert to_avoid([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
+    assert needs_to_avoid([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
     known = [("a retract", "an abort"), ("an abort", "pools that run full")]
-    assert to_avoid(known) == [("an abort",), ("a retract", "pools that run full")]
-    assert to_avoid([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
+    assert needs_to_avoid(known) == [("an abort",), ("a retract", "pools that run full")]
+    assert needs_to_avoid([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
 
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):

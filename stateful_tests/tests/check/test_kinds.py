@@ -9,7 +9,8 @@ from textwrap import dedent
 import pytest
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.wire import checked_capabilities
+from impl.process.failures import WrongShape
+from impl.process.wire import checked_capabilities, copied_view
 from reference.commands import Mode
 from reference.system_kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
 from stateful_tests.check import campaign, check_plans
@@ -109,6 +110,13 @@ def test_a_trace_of_another_kind_does_not_fit_and_the_message_names_a_system_tha
 def test_a_kind_that_cannot_be_is_refused(kind, says):
     with pytest.raises(TypeError, match=says):
         checked_capabilities(Capabilities(kind=kind))
+
+
+@pytest.mark.parametrize("kind", JUDGED_KINDS, ids=lambda kind: kind.name)
+def test_a_field_of_facts_of_another_type_is_named(kind):
+    fields = kind.facts._fields
+    with pytest.raises(WrongShape, match=rf"view\(\)\.{fields[0]}"):
+        copied_view(kind, kind.facts(*[1.5] * len(fields)))
 
 
 def test_an_adapter_that_declares_no_kind_is_told_which_it_has(kvspec, tmp_path):

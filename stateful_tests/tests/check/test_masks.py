@@ -3,7 +3,6 @@
 import io
 from contextlib import closing
 from dataclasses import replace
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,31 +15,30 @@ from impl.process.remote_system import DoesNotStart
 from impl.system_spec import SystemSpec
 from impl.torch_kv import TorchKV
 from reference.commands import (
-    Broken, CheckIdle, Close, Done, Extend, Mode, Open, Reason, Refused, Retract,
+    Broken, CheckIdle, Close, Extend, Mode, Open, Retract,
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
-from reference.system_kinds import BLOCKS
 
 from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking
-from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.run_driver import check_also
 from stateful_tests.check.run_batches import Named
 from stateful_tests.check.known_faults.explanation import explaining_masks, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (
-    Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
+    Standing, also_checked, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import without_needs
 from stateful_tests.lockstep.known_faults import FOLDER, skipped_clauses
 from stateful_tests.lockstep.replays import replay, rejected_turns
-from stateful_tests.lockstep.check_results import CheckResult
-from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
+from stateful_tests.tests.support.closing import (
+    KeepsOnThreeWays, WaitsForEver, as_release, named_base,
+)  # fmt: skip
 from stateful_tests.traces.trace_files import load
 
 
@@ -56,20 +54,9 @@ class ClosesAtOnce(KeepsOnThreeWays):
         return super().must_defer_close(session) and not session.history
 
 
-def violation_of(kind, release="0.5.23", **more):
-    """A system that goes by the name of a release, whose known faults it may have."""
-    return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **more})()
-
-
-THREE = violation_of(KeepsOnThreeWays)
-
-
+THREE = as_release(KeepsOnThreeWays)
 KEEPS = ["retract-ends-turn", "rejection-ends-turn"]
-KNOWN = [m for m in masks(THREE) if m.holds]
-
-
-def named_base(name):
-    return Base(SimpleNamespace(name=name), BaseKind.STATED)
+KNOWN = [mask for mask in masks(THREE) if mask.holds]
 
 
 def by_id(system, base=None):
@@ -102,7 +89,7 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
 
 
 def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
-    system = violation_of(ClosesAtOnce)
+    system = as_release(ClosesAtOnce)
     at_once = replace(PLAN, after_finding=0)
     [finding] = run(system, at_once, masks=list(masks(system))).findings
     assert (finding.name, finding.old) == ("SES-2", False)
@@ -153,7 +140,7 @@ def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
 
 
 def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
-    again = violation_of(KeepsOnThreeWays)
+    again = as_release(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
@@ -171,182 +158,9 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
     assert finding.old
 
 
-def failing_trace(clause, step, *also, observed="y"):
-    failure = Failure("x", observed)
-    return Violation(clause, step, failure, also, (failure,) * len(also))
-
-
-def alone(clause, step, first):
-    """A violation of a clause that is checked past another's."""
-    return replace(failing_trace(clause, step), first_violation=failing_trace(first, step))
-
-
-@pytest.mark.parametrize(
-    ("shown", "seen", "stands", "under"),
-    [
-        (failing_trace("SES-2", 4), None, Standing.NEW, []),
-        (failing_trace("SES-2", 4), failing_trace("SES-2", 4), Standing.KNOWN, KEEPS),
-        (
-            failing_trace("SES-2", 4),
-            failing_trace("SES-2", 2, "LEN-4", observed="12"),
-            Standing.KNOWN,
-            KEEPS,
-        ),
-        (failing_trace("SES-2", 4), failing_trace("LEN-4", 2), Standing.KNOWN, KEEPS),
-        (failing_trace("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
-        # No known fault violates the clause.
-        (failing_trace("END-1", 4), None, Standing.NEW, []),
-        (failing_trace("END-1", 4), failing_trace("END-1", 3), Standing.KNOWN, []),
-        (failing_trace("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
-        # The base violates less.
-        (failing_trace("SES-2", 4, "END-1"), failing_trace("SES-2", 4), Standing.NEW, KEEPS),
-        (
-            failing_trace("SES-2", 4, "END-1"),
-            failing_trace("SES-2", 4, "MAP-1"),
-            Standing.KNOWN,
-            KEEPS,
-        ),
-        (alone("END-1", 4, "SES-2"), failing_trace("SES-2", 4), Standing.UNTOLD, KEEPS),
-        (
-            failing_trace("END-1", 4),
-            failing_trace("SES-2", 4),
-            Standing.KNOWN,
-            KEEPS,
-        ),  # the tree gets past it
-        (failing_trace("END-1", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
-        (
-            failing_trace("END-1", 4),
-            failing_trace("MAP-1", 3),
-            Standing.UNTOLD,
-            [],
-        ),  # of no known fault
-        # Another crash is no known one.
-        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4), Standing.KNOWN, []),
-        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
-        (failing_trace("BROKEN", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
-    ],
-)
-def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
-    """Else it is counted where a known fault violates the clause, or shows in the trace."""
-    questions = []
-
-    def replayed(base, trace):
-        questions.append(trace)
-        if isinstance(seen, Exception):
-            raise seen
-        return SimpleNamespace(violation=seen, rows=[])
-
-    monkeypatch.setattr(masking, "replay", replayed)
-    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
-    assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
-    [part] = questions
-    assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
-
-
-@pytest.mark.parametrize(
-    "was, now, stands",
-    [
-        ("done done", "done done", Standing.NEW),
-        ("refused done", "done done", Standing.KNOWN),
-        ("done done", "refused done", Standing.NEW),
-    ],
-)
-def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
-    """A tree with a mend goes on where its base refuses a turn, and comes to another known fault."""
-    outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
-    violation = failing_trace("SES-2", 1)
-
-    def replayed(system, trace):
-        said = (now if system is THREE else was).split()
-        rows = [SimpleNamespace(outcome=outcomes[word]) for word in said]
-        return SimpleNamespace(violation=None, rows=rows, trace=trace)
-
-    monkeypatch.setattr(masking, "replay", replayed)
-    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    base = SimpleNamespace(name="b")
-    assert beside(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
-    assert beside(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
-
-
-@pytest.mark.parametrize("known, stands", [(KNOWN, Standing.KNOWN), ([], Standing.UNTOLD)])
-def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known, stands, monkeypatch):
-    """It has evicted a window further, and no finish keeps fewer tokens than that."""
-    rows = [SimpleNamespace(outcome=Done()), SimpleNamespace(outcome=Refused(Reason.UNFAITHFUL))]
-    monkeypatch.setattr(masking, "replay", lambda *_: SimpleNamespace(violation=None, rows=rows))
-    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    compared = beside(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
-    assert compared.stands is stands and "no scheduler runs the last command" in compared.why
-
-
-@pytest.mark.parametrize(
-    "line, same",
-    [
-        ("store 3: blocks 3 to chunks 0", True),
-        ("chunks forgotten: 0", True),
-        ("forgotten: 3", False),
-    ],
-)
-def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
-    """An offer of a preempted request is stored too: known faults of stores do not explain it."""
-    path = FOLDER / "vllm-0.33.0+offload" / "a_state_is_stored_from_a_block_that_holds_kv.json"
-    trace = load(path)
-
-    def replayed(system, trace):
-        rows = tuple(Row(command, Done()) for command in trace.commands)
-        told = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
-        return Run(trace, system.name, (*rows[:-1], told), None)
-
-    monkeypatch.setattr(masking, "replay", replayed)
-    can = SimpleNamespace(system_kind=BLOCKS)
-    tree, base = (SimpleNamespace(name=name, capabilities=can) for name in "tb")
-    assert do_the_same(tree, base, trace, failing_trace("XFER-1", 2)) is same
-
-
-@pytest.mark.parametrize(
-    "clauses, seen, old, says",
-    [
-        # The base violates MAP-1 there: a known fault's clause, or nobody's.
-        (("MAP-1",), failing_trace("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
-        (("MAP-2",), failing_trace("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
-        (("MAP-2",), UnusableImplementation("no pool"), False, "none: b cannot be driven through the trace"),
-    ],
-)  # fmt: skip
-def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says, monkeypatch):
-    """It fails a check only where no base can be driven."""
-    [mask] = [m for m in KNOWN if m.fault.id == KEEPS[0]]
-    trace, _ = mask.there[0]
-    mask = replace(mask, fault=msgspec.structs.replace(mask.fault, clauses=clauses))
-    shown = replay(THREE, trace).violation
-    if not isinstance(seen, Exception):
-        seen = replace(seen, step=shown.step)
-
-    def replayed(base, trace):
-        if isinstance(seen, Exception):
-            raise seen
-        return SimpleNamespace(violation=seen, rows=[])
-
-    monkeypatch.setattr(masking, "replay", replayed)
-    looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
-    looked.take(replace(shown, first_violation=failing_trace("MAP-1", shown.step)), trace)
-    assert looked.has_new == (old is False)
-    result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
-    found = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
-    assert found == [("SES-2", old)] * (old is not None)
-    assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
-    data = check_data(
-        result, PLAN, capabilities=THREE.capabilities, base=named_base("b"), masks=[mask]
-    )
-    assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
-    for each in data["findings"]:
-        each["not_saved"] = "not saved"
-    check_text.check(out := text_output.console(io.StringIO()), data)
-    assert says in " ".join(out.file.getvalue().split())
-
-
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_not_new(monkeypatch):
-    before = violation_of(WaitsForEver)
-    half = violation_of(BUGS["abort-keeps-retracted-kv"].system)
+    before = as_release(WaitsForEver)
+    half = as_release(BUGS["abort-keeps-retracted-kv"].system)
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
     assert mask.in_part
@@ -366,9 +180,9 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     monkeypatch.setattr(masking, "of_system", lambda *_: [fault])
     assert by_id(half, before)["retract-ends-turn"].state == "still there"
     monkeypatch.undo()
-    fixed = by_id(violation_of(TorchKV), before)["retract-ends-turn"]
+    fixed = by_id(as_release(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
-    neither = by_id(violation_of(TorchKV), violation_of(TorchKV))["retract-ends-turn"]
+    neither = by_id(as_release(TorchKV), as_release(TorchKV))["retract-ends-turn"]
     assert neither.state == "not there on this tree, nor on its base", "a base before the fault"
     assert by_id(before, before)["retract-ends-turn"].holds
 
@@ -385,14 +199,14 @@ def test_a_trace_shows_its_fault_by_another_of_its_clauses():
 
 
 def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
-    state = by_id(violation_of(TorchKV, "0.5.23+overlap"))["last-token"].state
+    state = by_id(as_release(TorchKV, "0.5.23+overlap"))["last-token"].state
     assert state == "not shown by its traces, which are of another way to run"
 
 
 def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     known = skipped_clauses("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
-    can = replace(violation_of(TorchKV).capabilities, known=known)
-    system, again = (violation_of(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
+    can = replace(as_release(TorchKV).capabilities, known=known)
+    system, again = (as_release(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
     check_also(again, Named(SystemSpec("x"), also_checked=frozenset({"MAP-4"})).also_checked)
@@ -410,7 +224,7 @@ class TakesNoExtend(TorchKV):
 
 def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     known = skipped_clauses("sglang", "0.5.13")
-    system = violation_of(
+    system = as_release(
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )
     found = by_id(system)
@@ -419,7 +233,7 @@ def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
     assert "TREE-7" not in also_checked(system, list(found.values()))
-    assert by_id(violation_of(TorchKV))["retract-ends-turn"].gone
+    assert by_id(as_release(TorchKV))["retract-ends-turn"].gone
 
 
 def test_a_tree_that_does_not_load_has_no_masks():
@@ -427,7 +241,7 @@ def test_a_tree_that_does_not_load_has_no_masks():
         raise DoesNotStart("SyntaxError")
 
     with pytest.raises(DoesNotStart):
-        list(masks(violation_of(TorchKV, reset=reset)))
+        list(masks(as_release(TorchKV, reset=reset)))
 
 
 def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():

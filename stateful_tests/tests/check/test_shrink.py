@@ -50,8 +50,7 @@ def test_only_needed_commands_are_left():
     assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
 
 
-def test_pairs_go_together():
-    """Two commands that are of use only together are dropped together."""
+def test_two_commands_that_need_each_other_are_dropped_together():
 
     def fails(commands):
         balanced = (Open("s2") in commands) == (Close("s2") in commands)
@@ -241,8 +240,7 @@ def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part():
     assert {found.run.trace.geometry.settings for found in seen} == {(("FAULT", "1"),)}
 
 
-def test_two_lives_of_a_name_are_not_one():
-    """The first life of r1 becomes an insert though r1 lives again."""
+def test_the_first_of_two_requests_of_one_name_becomes_an_insert():
     first = script("submit r1 (no session) a2; extend r1 +3; finish r1 keep 1")
     again = (Submit("r1", None, 7), Abort("r1"))
 
@@ -259,7 +257,7 @@ def test_two_lives_of_a_name_are_not_one():
     assert [type(c) for c in small] == [Insert, Submit, Abort]
 
 
-def test_an_eviction_stands_for_those_who_press():
+def test_an_eviction_stands_for_requests_that_only_need_room():
     press = script("submit r1 (no session) +9; admit r1; extend r1 +9")
     commands = (Insert("h1", prompt_of("a3")), *press, Insert("h2", prompt_of("a3"), 2))
 
@@ -274,7 +272,7 @@ def test_an_eviction_stands_for_those_who_press():
     assert [type(c) for c in small] == [Insert, Evict, Insert]
 
 
-def test_the_story_is_kept():
+def test_a_shrunk_trace_keeps_its_story():
     name = "retract_then_retry_frees_the_reserved_token"
     trace = load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
     system = resolve(f"torch+{trace.bug}")
@@ -283,31 +281,37 @@ def test_the_story_is_kept():
     assert short.story == trace.story != ""
 
 
-@pytest.mark.parametrize(
-    ("sizes", "part"),
-    [
-        (tier_preset("storage-names"), "storage"),
-        (tier_preset("tier-names"), "namespaces"),
-        (tier_preset("tier-state"), "states"),
-        (preset("state-track"), "states"),
-        (preset("page4"), "window"),
-        (replace(preset("page1"), settings=(("namespaces", "extra_key"),)), "settings"),
-        (engine_preset("state-fine"), "groups"),
-    ],
-)
+# Sizes with a part that may be dropped, and the field that it is in.
+OPTIONAL_PARTS = [
+    (tier_preset("storage-names"), "storage"),
+    (tier_preset("tier-names"), "namespaces"),
+    (tier_preset("tier-state"), "states"),
+    (preset("state-track"), "states"),
+    (preset("page4"), "window"),
+    (replace(preset("page1"), settings=(("namespaces", "extra_key"),)), "settings"),
+    (engine_preset("state-fine"), "groups"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "part"), OPTIONAL_PARTS)
 def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes, part):
     """All of it: a storage goes with what its threads do."""
-    trace = Trace(sizes, Mode.FAITHFUL, (Poll(), Query(-1)) if part == "storage" else (Poll(),))
-    commands_seen = []
+    commands = (Poll(), Query(-1)) if part == "storage" else (Poll(),)
+    sizes_tried = []
 
     def fails(candidate):
-        commands_seen.append(candidate.geometry)
+        sizes_tried.append(candidate.geometry)
         return candidate.commands
 
-    simpler = without_parts(fails, trace)
-    assert getattr(commands_seen[0], part) != getattr(sizes, part)
+    simpler = without_parts(fails, Trace(sizes, Mode.FAITHFUL, commands))
+    assert getattr(sizes_tried[0], part) != getattr(sizes, part)
     assert getattr(simpler.geometry, part) != getattr(sizes, part)
     assert simpler.commands == (Poll(),)
+
+
+@pytest.mark.parametrize(("sizes", "part"), OPTIONAL_PARTS)
+def test_a_part_that_a_fault_needs_stays(sizes, part):
+    trace = Trace(sizes, Mode.FAITHFUL, (Poll(),))
 
     def needs_it(candidate):
         same = getattr(candidate.geometry, part) == getattr(sizes, part)

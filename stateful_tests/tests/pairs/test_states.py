@@ -49,11 +49,17 @@ def pair():
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def test_a_block_holds_either_a_state_or_kv(memory):
+def test_a_block_holds_the_state_or_the_kv_that_was_written(memory):
     memory.write_state(3, STATE, 41)
     memory.write_windows(3, STATE, [41, 42, 43])
     memory.stamp(4, KV, 4, 1, 51)
     assert memory.held()[3:6] == [(STATE, (41, 41, 42, 43)), (KV, (0, 51, 0, 0)), (-1, ())]
+
+
+def test_kv_clears_a_state_and_a_state_clears_kv(memory):
+    memory.write_state(3, STATE, 41)
+    memory.write_windows(3, STATE, [41, 42, 43])
+    memory.stamp(4, KV, 4, 1, 51)
     memory.stamp(3, KV, 4, 0, 61)
     memory.write_state(4, STATE, 71)
     assert memory.held()[3:5] == [(KV, (61, 0, 0, 0)), (STATE, (71, 0, 0, 0))]
@@ -95,9 +101,10 @@ def test_a_projection_in_the_place_of_another_is_no_window(memory):
 def test_drawn_sizes_fit_both_servers(name):
     for seed in range(50):
         drawn = draw_pair_config(RandomChoices(f"{name} {seed}"), RECURRENT[name])
-        assert drawn.recurrent and drawn.decode.caching is RECURRENT[name].decode.caching
         sizes = {group.block_size for group in drawn.prefill.groups}
-        assert len(sizes) == 1 or not drawn.prefill.caching
+        assert drawn.recurrent, f"seed {seed} has no states"
+        assert drawn.decode.caching is RECURRENT[name].decode.caching, f"seed {seed}"
+        assert len(sizes) == 1 or not drawn.prefill.caching, f"seed {seed} has blocks of {sizes}"
 
 
 def test_draws_of_pairs_without_states_are_unchanged():
@@ -105,16 +112,25 @@ def test_draws_of_pairs_without_states_are_unchanged():
     assert [group.state for group in drawn.prefill.groups] == [False] * 3
 
 
-def test_servers_with_other_states_or_drafts_are_no_pair():
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"groups": (LayerGroup(2), LayerGroup(2))}, "windows and states"),
+        ({"drafts": 1}, "a state has a window for each"),
+    ],
+    ids=["states", "drafts"],
+)
+def test_a_decode_server_with_other_states_or_drafts_makes_no_pair(changes, why):
     config = RECURRENT["pair-state"]
-    plain = replace(config.decode, groups=(LayerGroup(2), LayerGroup(2)))
-    with pytest.raises(GeometryError, match="windows and states"):
-        replace(config, decode=plain)
-    alone = replace(config.prefill, groups=(LayerGroup(2, state=True),))
+    with pytest.raises(GeometryError, match=why):
+        replace(config, decode=replace(config.decode, **changes))
+
+
+def test_servers_without_kv_make_no_pair():
+    config = RECURRENT["pair-state"]
+    without_kv = replace(config.prefill, groups=(LayerGroup(2, state=True),))
     with pytest.raises(GeometryError, match="must have KV"):
-        replace(config, prefill=alone, decode=replace(alone, peer=True))
-    with pytest.raises(GeometryError, match="a state has a window for each"):
-        replace(config, decode=replace(config.decode, drafts=1))
+        replace(config, prefill=without_kv, decode=replace(without_kv, peer=True))
 
 
 @pytest.mark.parametrize(
@@ -133,22 +149,32 @@ def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
 # -- what a trace needs of a model, and the smallest one ------------------------------------------
 
 
-def test_a_trace_is_asked_about_without_states_and_without_caching():
+def test_a_trace_without_recurrent_state_has_no_recurrent_layers():
     trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
-    without = without_needs(None, trace, ("recurrent state",)).sizes(PairConfig)
-    assert not without.recurrent and without.prefill.match == 0
-    uncached = without_needs(None, trace, ("a cached prefix",)).sizes(PairConfig)
-    assert uncached.recurrent and not (uncached.prefill.caching or uncached.decode.caching)
-    assert uncached.decode.groups[STATE].block_size >= uncached.decode.max_model_len
+    sizes = without_needs(None, trace, ("recurrent state",)).sizes(PairConfig)
+    assert not sizes.recurrent
+    assert sizes.prefill.match == 0
 
 
-def test_a_pair_shrinks_to_one_group_and_to_small_blocks():
+def test_a_trace_without_caching_has_one_state_for_each_request():
+    trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
+    sizes = without_needs(None, trace, ("a cached prefix",)).sizes(PairConfig)
+    assert sizes.recurrent
+    assert not (sizes.prefill.caching or sizes.decode.caching)
+    assert sizes.decode.groups[STATE].block_size >= sizes.decode.max_model_len
+
+
+def test_a_pair_shrinks_to_one_group_with_small_blocks():
     trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
 
     def always(candidate):
         return candidate.commands
 
     assert [*_groups(_shrink_pair(None, always, trace))] == [(2, False), (2, False)]
+
+
+def test_a_pair_keeps_the_state_that_its_violation_needs_as_it_shrinks():
+    trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
 
     def with_state(candidate):
         return candidate.commands if candidate.sizes(PairConfig).recurrent else None
@@ -189,7 +215,8 @@ def test_a_state_counts_as_sent_if_it_is_that_after_the_counted_tokens(held, obs
     side = SimpleNamespace(config=CONFIG, after=after)
     wrong = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
     assert (wrong and wrong.observed) == observed
-    assert [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)] == []
+    of_no_tokens = [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)]
+    assert of_no_tokens == [], "a request that counts no token needs no state"
 
 
 def test_a_table_without_a_state_has_none():
@@ -201,32 +228,62 @@ def test_a_table_without_a_state_has_none():
 # -- the drafter's KV, which is sent with that of the target --------------------------------------
 
 
-@pytest.mark.parametrize("kind", [TensorMemory, PairStateMemory])
-def test_the_drafters_kv_stands_beside_the_targets(kind):
-    memory = kind(9, 4) if kind is TensorMemory else kind(CONFIG)
+@pytest.fixture(params=[TensorMemory, PairStateMemory])
+def drafted(request):
+    """A memory whose block 3 has KV of the target in slots 1 and 2, and of the drafter in slot 1."""
+    memory = TensorMemory(9, 4) if request.param is TensorMemory else PairStateMemory(CONFIG)
     memory.stamp_drafted(3, KV, 4, 1, 61)
     memory.stamp(3, KV, 4, 1, 51)
     memory.stamp(3, KV, 4, 2, 52)
-    assert memory.held()[3] == (KV, (0, 51, 52, 0))
-    assert [memory.drafted(3, KV, 4, index) for index in range(4)] == [0, 61, 0, 0]
-    memory[5] = memory.get(3)
-    assert memory.held()[5] == memory.held()[3] and memory.drafted(5, KV, 4, 1) == 61
-    memory.stamp(3, KV + 2, 4, 0, 71)
-    assert memory.held()[3] == (KV + 2, (71, 0, 0, 0)) and memory.drafted(3, KV, 4, 1) == 0
-    memory.stamp_drafted(5, KV + 2, 4, 0, 72)
-    assert memory.held()[5][0] < 0
+    return memory
 
 
-def test_a_trace_is_asked_about_without_a_drafter_in_whole_prompts_and_with_room():
-    trace = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-drafter")
-    without = without_needs(None, trace, ("drafts",)).sizes(PairConfig)
-    assert (without.prefill.draft_group, without.decode.drafts) == (None, 0)
-    whole = without_needs(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
-    assert whole.prefill.max_batched_tokens >= 3 * 11
-    roomy = without_needs(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
-    assert roomy.decode.max_model_len >= 18
-    plain = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-eagle")
-    assert without_needs(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
+def test_the_drafters_kv_stands_beside_the_targets(drafted):
+    assert drafted.held()[3] == (KV, (0, 51, 52, 0))
+    assert [drafted.drafted(3, KV, 4, index) for index in range(4)] == [0, 61, 0, 0]
+
+
+def test_a_copied_block_has_the_drafters_kv_too(drafted):
+    drafted[5] = drafted.get(3)
+    assert drafted.held()[5] == drafted.held()[3]
+    assert drafted.drafted(5, KV, 4, 1) == 61
+
+
+def test_kv_of_another_group_clears_the_drafters(drafted):
+    drafted.stamp(3, KV + 2, 4, 0, 71)
+    assert drafted.held()[3] == (KV + 2, (71, 0, 0, 0))
+    assert drafted.drafted(3, KV, 4, 1) == 0
+
+
+def test_the_drafters_kv_of_another_group_clears_the_targets(drafted):
+    drafted.stamp_drafted(3, KV + 2, 4, 0, 72)
+    assert drafted.held()[3][0] < 0
+
+
+PROMPT_OF_NINE = "serve P r1 a9 for 2"
+
+
+def test_a_trace_without_drafts_has_no_drafter():
+    trace = trace_of(PAIRS, PROMPT_OF_NINE, "pair-drafter")
+    sizes = without_needs(None, trace, ("drafts",)).sizes(PairConfig)
+    assert (sizes.prefill.draft_group, sizes.decode.drafts) == (None, 0)
+
+
+def test_a_trace_without_chunks_has_a_budget_for_whole_prompts():
+    trace = trace_of(PAIRS, PROMPT_OF_NINE, "pair-drafter")
+    sizes = without_needs(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
+    assert sizes.prefill.max_batched_tokens >= 3 * 11
+
+
+def test_a_trace_without_a_text_near_the_limit_has_room_for_drafts():
+    trace = trace_of(PAIRS, PROMPT_OF_NINE, "pair-drafter")
+    sizes = without_needs(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
+    assert sizes.decode.max_model_len >= 18
+
+
+def test_chunks_and_the_limit_concern_servers_with_drafters_alone():
+    trace = trace_of(PAIRS, PROMPT_OF_NINE, "pair-eagle")
+    assert without_needs(None, trace, ("a prompt in chunks", "a text near max_model_len")) == trace
 
 
 def test_servers_with_drafters_in_other_groups_are_no_pair():

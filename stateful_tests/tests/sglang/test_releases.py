@@ -57,7 +57,8 @@ def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, re
         trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x")))
     )
     for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
-        assert (fault_shown(release(version), played) is not None) is fault
+        shown = fault_shown(release(version), played) is not None
+        assert shown is fault, played.geometry.settings
 
 
 @pytest.mark.parametrize("name", ["0.5.13+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
@@ -66,7 +67,7 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
     turn = Open("s"), Submit("a", "s", 1), Admit("a"), Extend((Chunk("a", 1),)), *rounds
     for pages, seen in ((4, ("SES-2", 5)), (9, None)):
         sizes = Geometry(1, None, pages, 0, 2, 12)
-        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
+        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen, f"{pages} pages"
 
 
 def test_the_cause_of_a_page_with_two_owners_is_reported(release):

@@ -1,10 +1,12 @@
 """A server with a fault that hides another: what ends a run comes before the close that never happens."""
 
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from impl.torch_kv.requests import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase
+from stateful_tests.check.trees.base_selection import Base, BaseKind
 
 
 class WaitsForEver(TorchKV):
@@ -45,3 +47,14 @@ class KeepsOnThreeWays(TorchKV):
 
     def must_defer_close(self, session):
         return super().must_defer_close(session) and not self.has_rejected
+
+
+def as_release(kind: type[TorchKV], release: str = "0.5.23", **attributes: Any) -> TorchKV:
+    """Return a system that goes by the name of a release of SGLang, whose known faults it may have."""
+    return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **attributes})()
+
+
+def named_base(name: str) -> Base:
+    """Return a base that the user has named, which is not driven."""
+    system: Any = SimpleNamespace(name=name)
+    return Base(system, BaseKind.STATED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.documents.upstream_reports import TierReport, upstream_reports
-from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
+from reference.commands import Evict
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount
 from reference.tiers.commands import (
@@ -16,27 +16,23 @@ from reference.tiers.commands import (
     Complete,
     FailPeer,
     Greet,
-    Load,
     Poll,
-    Prefetch,
     ResetCache,
 )
 from reference.tiers.facts import (
-    TierLock,
     TierRequest,
     TierRequestState,
     TierTransfer,
     TierUser,
 )
-from reference.tiers.locks import NOWHERE as NEVER
-from reference.tiers.locks import LockRange, LockRanges
+from reference.tiers.locks import LockRanges
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.tiers.scenes import (
-    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, PREFETCH, PREFILLING, RECEIVED,
+    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, PREFETCH, PREFILLING, RECEIVED,
     RECEIVES, RECURRENT, REST, SENDING, SIZES, STORING, TRANSFERS, WITH_STATES, count, facts,
     failures, failures_of, kv, node, part, together, violated_at,
 )  # fmt: skip
@@ -78,129 +74,35 @@ def test_nothing_is_being_fetched_at_rest():
     assert failure.at == (AtCount("storage", "tokens being fetched", 0),)
 
 
-# Nodes of a path: "aa", "a", "a".
-PATH = (NODES[1], NODES[2], NODES[2]._replace(node=3, parent=2, start=3, stamps=A[3:4]))
-LOCKS = [  # user, window, what is changed, from where each pool is locked, where SWA KV is not
-    (False, 1, facts(), {"full": 0, "swa": 3}, ()),
-    (False, 2, facts(), {"full": 0, "swa": 2}, ()),
-    (False, 5, facts(), {"full": 0, "swa": 0}, ()),
-    (False, None, facts(), {"full": 0}, ()),
-    (True, 1, facts(), {"full": 3, "swa": 3}, ()),
-    (True, 1, node(3, host=kv((), (2,))), {"full": NEVER, "swa": 3}, ()),
-    (False, 2, node(2, device=kv((3,), ())), {"full": 0, "swa": 2}, ()),
-    (False, 2, together(node(2, device=kv((3,), ())), facts(loose=("tombstones",))),
-     {"full": 0, "swa": 0}, ((2, 3),)),
-    (True, 2, together(node(2, device=kv((3,), ())), facts(loose=("tombstones",))),
-     {"full": 3, "swa": 2}, ()),
-    (True, 2, together(node(2, host=kv((2,), ())), facts(loose=("tombstones",))),
-     {"full": 3, "swa": 0}, ((2, 3),)),
-]  # fmt: skip
+WAITS = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
 
 
-@pytest.mark.parametrize("row", LOCKS)
-def test_a_lock_has_a_range_of_each_pool(row):
-    host, window, change, low, left_out = row
-    user = TierUser("h1", host, 3, 1)
-    sizes = SIZES if window else replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
-    ranges = LockRanges(replace(sizes, window=window))
-    assert ranges.follow(change(FACTS._replace(nodes=PATH, users=(user,)))) == [
-        LockRange(user, low, left_out)
-    ]
+def waits_with(**changes):
+    """The facts of a prefill server whose only request waits, changed."""
+    return WAITS._replace(requests=(WAITS.requests[0]._replace(**changes),))
 
 
-# a poll takes pages of a storage in
-@pytest.mark.parametrize(("command", "host", "at", "low"), [
-    (Insert("h3", ()), True, 1, {"full": 0, "swa": 0}), (Poll(), True, 1, {"full": 0, "swa": 0}),
-    (Unlock("h3"), True, 1, {"full": 1, "swa": 1}), (None, True, 1, {"full": 1, "swa": 1}),
-    (Poll(), False, 1, {"full": 0, "swa": 1}), (Poll(), True, 7, {"full": 0, "swa": 0}),
-])  # fmt: skip
-def test_a_backup_locks_a_node_before_an_insert_splits_it(command, host, at, low):
-    """Node 1 is backed up and split; both parts count the backup."""
-    ranges = LockRanges(replace(SIZES, window=1))
-    ranges.follow(FACTS)
-    if command:
-        ranges.note(command)
-    last = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
-    user = TierUser("backup of 1", host, at, 9)
-    now = FACTS._replace(
-        nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]), users=(user,)
-    )
-    assert ranges.follow(now) == [LockRange(user, low)]
-    ranges.take_lock(user, {1: NODES[1]})
-    if at == 1:
-        assert ranges.follow(now) == [LockRange(user, {"full": 0, "swa": 0})]
-
-
-def test_a_lock_covers_its_path_as_of_before_the_split():
-    user = TierUser("h1", host=False, node=2, lock=5)
-    first = NODES[1]._replace(node=7, stamps=A[:1])
-    rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
-    split = FACTS._replace(nodes=(first, rest, *FACTS.nodes[1:]), users=(user,))
-    assert LockRanges(SIZES).follow(split) == [LockRange(user, {"full": 0, "swa": 1})]
-    taken = (TierLock(5, (NODES[1], NODES[2])),)
-    found = LockRanges(SIZES).follow(split._replace(taken=taken))
-    assert found == [LockRange(user, {"full": 0, "swa": 0})]
-
-
-def test_clauses_of_handovers_apply_where_kv_is_handed_over():
-    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=SENDING, ranges=[])
-    assert all(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
-    waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
-    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=waits, ranges=[])
-    assert not any(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
-    for requests in (
-        (waits.requests[0]._replace(due=-1),),
-        (*waits.requests, SENDING.requests[0]),
-    ):
-        step = TierStep(
-            PREFILLING,
-            Poll(),
-            refused=False,
-            before=SENDING,
-            after=waits._replace(requests=requests),
-            ranges=[],
-        )
-        assert TIER_CLAUSES["PD-6"].trigger(step)
-    for due in (0, 1):
-        requests = (waits.requests[0]._replace(due=due),)
-        step = TierStep(
-            PREFILLING,
-            Poll(),
-            refused=False,
-            before=SENDING,
-            after=waits._replace(requests=requests),
-            ranges=[],
-        )
-        assert not TIER_CLAUSES["PD-6"].trigger(step)
-    begins = waits._replace(sends=SENDING.sends)
-    step = TierStep(PREFILLING, Poll(), refused=False, before=waits, after=begins, ranges=[])
-    assert TIER_CLAUSES["PD-6"].trigger(step)
-
-
-TEXT = (Piece("a", 1),)
-MORE = (Piece("b", 2),)
-
-
-def test_the_holders_of_texts_are_remembered():
-    """By name; of prompts the last six."""
-    ranges = LockRanges(SIZES)
-
-    def after(*commands):
-        for command in commands:
-            ranges.note(command)
-        return ranges.prompts, ranges.waiting, ranges.sessions
-
-    assert after(Match("h1", TEXT), Load("h2", MORE), Insert("h3", MORE, chunked=True)) == (
-        {"h1": TEXT, "h2": MORE, "h3": MORE}, {}, set(),
-    )  # fmt: skip
-    assert after(Insert("h1", TEXT), Unlock("h2"), Unlock("h3")) == ({}, {}, set())
-    asks = [Prefetch(name, TEXT) for name in ("h1", "h2", "h3", "h4")]
-    assert after(*asks, Abort("h1"), Match("h2", TEXT), Load("h3", TEXT))[1] == {"h4": TEXT}
-    assert after(Await("h5", TEXT), Await("h6", TEXT, resumable=True))[2] == {"h6"}
-    assert after(Close("h6"))[2] == set()
-    assert ranges.seen == [TEXT, TEXT, TEXT, MORE]
-    after(*(Insert("h1", MORE) for _ in range(4)))
-    assert ranges.seen == [MORE, MORE, MORE, MORE, TEXT, TEXT]
+@pytest.mark.parametrize(
+    ("clause", "before", "after", "applies"),
+    [
+        ("PD-1", SENDING, SENDING, True),
+        ("PD-6", SENDING, SENDING, True),
+        ("PD-1", SENDING, WAITS, False),
+        ("PD-6", SENDING, WAITS, False),
+        ("PD-6", SENDING, waits_with(due=-1), True),
+        ("PD-6", SENDING, waits_with(due=0), False),
+        ("PD-6", SENDING, waits_with(due=1), False),
+        ("PD-6", SENDING, WAITS._replace(requests=(*WAITS.requests, SENDING.requests[0])), True),
+        ("PD-6", WAITS, WAITS._replace(sends=SENDING.sends), True),
+    ],
+    ids=[
+        "PD-1 sends", "PD-6 sends", "PD-1 nobody sends", "PD-6 nobody sends", "nothing is due",
+        "0 tokens are due", "1 token is due", "another sends", "a send begins",
+    ],
+)  # fmt: skip
+def test_clauses_of_handovers_apply_where_kv_is_handed_over(clause, before, after, applies):
+    step = TierStep(PREFILLING, Poll(), refused=False, before=before, after=after, ranges=[])
+    assert bool(TIER_CLAUSES[clause].trigger(step)) is applies
 
 
 def test_the_scenes_conform():
@@ -227,66 +129,6 @@ def test_a_parent_and_its_child_leave_the_device_in_one_step():
 
 def test_a_device_slot_of_nobody_in_the_tree_may_be_that_of_a_running_request():
     assert violated_at(facts(free=kv((5,), (5, 6))), was=REST) == ([], "")
-
-
-def split(host=1, swa=1):
-    """Node 4 of two tokens, its load in flight, and the same split in two; the new part counts this."""
-    whole = NODES[4]._replace(stamps=C[:2], device=kv((4, 5), (4, 5)), host=kv((4, 5), (4, 5)))
-    load = TierTransfer(2, load=True, parts=(*part(4, 4), *part(5, 5)), acks=(4,), sent=True)
-    memory = (*HOST[:5], C[1])
-    was = FACTS._replace(
-        nodes=(*FACTS.nodes[:3], whole),
-        transfers=(TRANSFERS[0], load),
-        free=kv((6,), (6,)),
-        host_free=kv(),
-        host_memory=kv(memory, memory),
-    )
-    new = whole._replace(
-        node=5, stamps=C[:1], device=kv((4,), (4,)), host=kv((4,), (4,)), pins=count(host, swa)
-    )
-    rest = whole._replace(
-        parent=5, start=1, stamps=C[1:2], device=kv((5,), (5,)), host=kv((5,), (5,))
-    )
-    return was, facts(nodes=(*FACTS.nodes[:3], new, rest))
-
-
-def test_a_split_changes_no_range():
-    was, cut = split()
-    assert violated_at(cut, was=was) == ([], "")
-    for less in (split(host=0), split(swa=0)):
-        failed, text = violated_at(less[1], was=less[0])
-        assert failed == ["HOST-3"]
-        assert "node 5 on the host is locked 1 time; it is locked 0 times" in text
-
-
-def test_a_split_leaves_the_state_with_the_last_part():
-    [whole] = RECURRENT.nodes
-    upper = whole._replace(
-        node=7, stamps=A[:1], device={"full": (1,), "state": ()}, host={"full": (0,), "state": ()},
-        locks={"full": 1, "state": 0},
-    )  # fmt: skip
-    rest = whole._replace(
-        parent=7, start=1, stamps=A[1:2], device={"full": (2,), "state": (1,)},
-        host={"full": (1,), "state": (0,)},
-    )  # fmt: skip
-    assert violated_at(facts(nodes=(upper, rest)), was=RECURRENT, sizes=WITH_STATES) == ([], "")
-
-
-def test_an_older_release_leaves_the_lock_on_the_host_with_the_last_part():
-    was, cut = split(host=0)
-    assert violated_at(cut, was=was._replace(loose=("host end",))) == ([], "")
-
-
-def test_an_older_release_locks_no_tombstones():
-    """Node 1 has no SWA KV on the device: a window before the end of node 2 covers that alone."""
-    bare = together(
-        node(1, device=kv((1, 2), ()), locks=count(2, 0)),
-        facts(free=kv((5, 6), (5, 6, 1, 2)), loose=("tombstones",)),
-    )
-    was = bare(FACTS)
-    assert violated_at(facts(), was=was) == ([], "")
-    failed, _ = violated_at(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
-    assert failed[0] == "HOST-3"
 
 
 def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
@@ -339,15 +181,26 @@ def test_a_reset_forgets_the_copies():
     assert violated_at(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
 
 
-def test_an_evict_frees_evictable_pages():
-    was = REST._replace(evictable=count(2, 1))
-    failed, text = violated_at(facts(), was=was, command=Evict(1))
-    assert failed == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
-    assert violated_at(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
-    assert violated_at(facts(), was=was, command=Evict(1), refused=True) == ([], "")
-    freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
-    assert violated_at(freed, was=was, command=Evict(1)) == ([], "")
-    assert violated_at(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
+FREES_A_PAGE = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
+
+
+@pytest.mark.parametrize(
+    ("command", "evictable", "change", "refused", "violated"),
+    [
+        (Evict(1), count(2, 1), facts(), False, ["TREE-17"]),
+        (Evict(0, 3), count(2, 1), facts(), False, ["TREE-17"]),
+        (Evict(1), count(2, 1), facts(), True, []),
+        (Evict(1), count(2, 1), FREES_A_PAGE, False, []),
+        (Evict(3), count(), facts(), False, []),
+    ],
+    ids=["no full page", "no SWA page", "refused", "a page", "nothing is evictable"],
+)
+def test_an_evict_frees_evictable_pages(command, evictable, change, refused, violated):
+    was = REST._replace(evictable=evictable)
+    failed, text = violated_at(change, was=was, command=command, refused=refused)
+    assert failed == violated
+    if command == Evict(1) and violated:
+        assert text == "1 of 2 evictable full tokens are freed; 0 are"
 
 
 def recurrent(**changes):
@@ -422,7 +275,7 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
         ([Greet("h1")], "computes", (), None),
     ],
 )
-def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(commands, state, sends, found):
+def test_a_prefill_server_that_repeats_its_state_stands_still(commands, state, sends, found):
     progress = DecodeProgress()
     beside = LockRanges(PREFILLING)
     request = SENDING.requests[0]._replace(state=TierRequestState(state))
@@ -456,10 +309,20 @@ def test_each_reported_fault_is_shown_or_planted():
         assert not said or {*each.numbers} <= said, each.numbers
 
 
-def test_a_report_that_contradicts_itself_is_named():
-    with pytest.raises(ValueError, match=r"\(1,\): `faults` go with the verdict shown"):
-        TierReport(numbers=(1,), says="", verdict="gone", faults=("split-below-a-backup",))
-    with pytest.raises(ValueError, match=r"\(1,\): `called` goes with the verdict not met"):
-        TierReport(numbers=(1,), says="", verdict="not met", called={"load_back": 0})
-    with pytest.raises(ValueError, match=r"known\.toml has no 'nothing'"):
-        TierReport(numbers=(1,), says="", verdict="shown", faults=("nothing",))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"verdict": "gone", "faults": ("split-below-a-backup",)},
+            r"\(1,\): `faults` go with the verdict shown",
+        ),
+        (
+            {"verdict": "not met", "called": {"load_back": 0}},
+            r"\(1,\): `called` goes with the verdict not met",
+        ),
+        ({"verdict": "shown", "faults": ("nothing",)}, r"known\.toml has no 'nothing'"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TierReport(numbers=(1,), says="", **fields)

@@ -77,20 +77,33 @@ def test_a_short_check_reaches_situations(vllm):
     assert {"BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"} <= reached
 
 
-def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
-    with pytest.raises(UnusableImplementation, match="refuses the configuration"):
-        vllm("0.11.0").reset(engine_preset("unequal"))
-    short = replace(engine_preset("state-uncached"), groups=engine_preset("state").groups)
-    with pytest.raises(UnusableImplementation, match="a block of state for max_model_len"):
-        vllm("0.33.0").reset(short)
+SHORT_STATES = replace(engine_preset("state-uncached"), groups=engine_preset("state").groups)
 
 
-def test_settings_without_a_connector_or_a_reset_are_refused(vllm):
+@pytest.mark.parametrize(
+    ("release", "sizes", "message"),
+    [
+        ("0.11.0", engine_preset("unequal"), "refuses the configuration"),
+        ("0.33.0", SHORT_STATES, "a block of state for max_model_len"),
+    ],
+)
+def test_a_configuration_that_a_release_refuses_is_one_line(vllm, release, sizes, message):
+    with pytest.raises(UnusableImplementation, match=message):
+        vllm(release).reset(sizes)
+
+
+def test_a_release_without_a_connector_is_not_driven_with_one():
     with pytest.raises(UnusableImplementation, match="there is no such file"):
         resolve("vllm==0.20.0+offload")
+
+
+@pytest.mark.parametrize(
+    ("release", "outcome"),
+    [("0.21.0+offload", Refused(Reason.UNFAITHFUL)), ("0.22.0+offload", Done())],
+)
+def test_a_connector_is_reset_in_releases_that_can(vllm, release, outcome):
     trace = Trace(engine_preset("host"), Mode.FAITHFUL, (ResetConnector(),))
-    assert replay(vllm("0.21.0+offload"), trace).rows[0].outcome == Refused(Reason.UNFAITHFUL)
-    assert replay(vllm("0.22.0+offload"), trace).rows[0].outcome == Done()
+    assert replay(vllm(release), trace).rows[0].outcome == outcome
 
 
 @pytest.mark.parametrize(("path", "fault"), TRACES, ids=lambda each: getattr(each, "stem", ""))
@@ -100,7 +113,7 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
     later = fault.fixed if fault.fixed and NIGHT else RELEASES[-1]
     for version in (first, later):
         violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
-        assert (violation and violation.clause) == fault.clause_shown(trace.clause, version)
+        assert (violation and violation.clause) == fault.clause_shown(trace.clause, version), version
 
 
 @pytest.mark.parametrize(

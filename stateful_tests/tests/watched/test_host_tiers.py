@@ -45,14 +45,19 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     assert len(again.unexplained) == 2 * len(result.unexplained), "after a flush the tier is another"
 
 
-def test_sources_of_a_transfer_keep_their_kv(written):
-    """From one step to the next."""
-    memory = (0, *A[:2], OTHER, 0, 0, 0)  # the store of node 2 is in flight
-    changed = FACTS._replace(memory=kv(memory, FACTS.memory["swa"]))
-    for shown, found in (([FACTS, changed], ["HOST-2", "XFER-1"]), ([changed], ["HOST-2"])):
-        lines = [["tier", each, []] for each in shown]
-        result = validate(written([header(**OF_A_TIER), *lines]))
-        assert [each.clause for each in result.unexplained] == found
+# The store of node 2 is in flight, and its source has other KV.
+CHANGED = FACTS._replace(memory=kv((0, *A[:2], OTHER, 0, 0, 0), FACTS.memory["swa"]))
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [([FACTS, CHANGED], ["HOST-2", "XFER-1"]), ([CHANGED], ["HOST-2"])],
+    ids=["from one step to the next", "in the first step"],
+)
+def test_sources_of_a_transfer_keep_their_kv(shown, found, written):
+    lines = [["tier", each, []] for each in shown]
+    result = validate(written([header(**OF_A_TIER), *lines]))
+    assert [each.clause for each in result.unexplained] == found
 
 
 def test_pools_of_both_tiers_may_end_within_a_page(written):
@@ -128,29 +133,45 @@ OF_A_TIER_WITH_STATES = {
     "tier": {"full_tokens": WITH_STATES.host_pages, "swa_tokens": 0, "policy": WITH_STATES.policy,
              "states": WITH_STATES.host_states},
 }  # fmt: skip
-BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"}}
+WITH_STORAGE = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"}}
 
 
-def test_a_storage_has_records_of_who_waits(written):
-    """A mismatch leaves the requests that wait unknown."""
+ASKS = event("submit c1: tokens 6, new 6")
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ([ASKS], []),
+        ([ASKS, event("admit c1: prefix 0")], []),  # then it may poll the transfers
+        ([], ["XFER-3"]),
+        ([event("requeue c2")], ["OUT-1"]),  # a mismatch leaves the requests that wait unknown
+    ],
+    ids=["waits", "was admitted", "nobody waits", "after a mismatch"],
+)
+def test_a_storage_has_records_of_who_waits(before, found, written):
     asked_facts = REST._replace(asked=("c1",))
-    ask = event("submit c1: tokens 6, new 6")
-    looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
-    for before, found in (
-        ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
-    ):  # fmt: skip
-        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked_facts, []]]))
-        assert [each.clause for each in result.unexplained] == found
-    reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
-    came = reads._replace(moving=kv())
-    writes = reads._replace(back=True, name="")
-    for shown, name, times in (
+    result = validate(written([header(**WITH_STORAGE), *before, ["tier", asked_facts, []]]))
+    assert [each.clause for each in result.unexplained] == found
+
+
+READS = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
+HAS_READ = READS._replace(moving=kv())
+WRITES = READS._replace(back=True, name="")
+
+
+@pytest.mark.parametrize(
+    ("shown", "situation", "times"),
+    [
         (REST._replace(stored=(PAGE,)), "a page that is stored", 1),
-        (REST._replace(operations=(reads,)), "a page that comes from the storage", 1),
-        (REST._replace(operations=(came, writes)), "a page that comes from the storage", 0),
-    ):
-        lines = [header(**BEHIND_IT), ask, ["tier", shown, []], ["tier", REST, []]]
-        assert validate(written(lines)).reached[name] == times
+        (REST._replace(operations=(READS,)), "a page that comes from the storage", 1),
+        (REST._replace(operations=(HAS_READ, WRITES)), "a page that comes from the storage", 0),
+    ],
+    ids=["stored", "read", "has been read, or written"],
+)
+def test_situations_of_a_storage_are_counted(shown, situation, times, written):
+    lines = [header(**WITH_STORAGE), ASKS, ["tier", shown, []], ["tier", REST, []]]
+    assert validate(written(lines)).reached[situation] == times
 
 
 STORED = {"device": {"state": (1,)}, "locks": {"full": 1, "state": 1}, "storing": 1}
@@ -190,24 +211,33 @@ def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, w
     assert [each.clause for each in result.unexplained] == found
 
 
-def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):
-    """So it ends the turn of its session as soon as it is queued, which is a known fault."""
-    lines = events("""
+# A turn that is rejected is matched at once where there is a storage.
+REJECTED = events("""
 open s1: done
 submit c1 of s1: tokens 6, new 6
 submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has an active request."
-submit c3 of s1: tokens 8, new 2
 """)
-    for tier, known_fault in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
-        (mismatches,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-        assert (mismatches.clause, mismatches.known) == ("OUT-1", known_fault)
-    # or the first turn has the row of the rejected one, and is nobody's from then on
-    lines[3:] = [
+
+
+@pytest.mark.parametrize(
+    ("tier", "known_fault"), [(WITH_STORAGE, "rejection-ends-turn"), (OF_A_TIER, None)]
+)
+def test_with_a_storage_a_rejected_turn_ends_that_of_its_session(tier, known_fault, written):
+    lines = [*REJECTED, event("submit c3 of s1: tokens 8, new 2")]
+    (mismatch,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
+    assert (mismatch.clause, mismatch.known) == ("OUT-1", known_fault)
+
+
+@pytest.mark.parametrize(
+    ("tier", "known_fault"), [(WITH_STORAGE, "rejection-takes-slot"), (OF_A_TIER, None)]
+)
+def test_with_a_storage_a_turn_has_the_row_of_a_rejected_one(tier, known_fault, written):
+    """And is nobody's from then on."""
+    lines = [
+        *REJECTED,
         event("admit c1 of s1: prefix 1, C1 A1"),
         ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
     ]
-    for tier, known_fault in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
-        head = header(**tier, release="0.5.23")
-        mismatches = validate(written([head, *lines])).mismatches
-        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known_fault)]
-        assert len(mismatches) == 1 or known_fault is None
+    mismatches = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
+    assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known_fault)]
+    assert len(mismatches) == 1 or known_fault is None

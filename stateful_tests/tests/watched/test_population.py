@@ -6,7 +6,7 @@ import random
 import pytest
 
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
-from stateful_tests.watched.servers import population, random_clients, scheduler_runs
+from stateful_tests.watched.servers import population, random_clients, served_run
 from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
@@ -124,10 +124,10 @@ def test_a_client_without_a_session_resends_its_conversation():
 def test_shrunk_runs_are_valid_configurations():
     """States at the end of a text alone go with neither overlap nor pages."""
     for given in ({"overlap": True}, {"page_size": 2}, {}):
-        run = scheduler_runs.ServedRun(
+        run = served_run.ServedRun(
             RELEASE, Config(states=30, track=8, **{"overlap": False, **given}), (), 1
         )
-        smaller = [each.config for each in scheduler_runs._smaller(run)]
+        smaller = [each.config for each in served_run.smaller_parts(run)]
         assert any(not each.track for each in smaller) == (not given)
         assert any(not each.states for each in smaller)
 

@@ -16,42 +16,24 @@ from collections import Counter
 from collections.abc import Container, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
-from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.tried_releases import LOWEST, STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.candidate_search import Search, first_improvement
 from stateful_tests.watched import deviations
 from stateful_tests.watched.servers import server_pairs, population
+from stateful_tests.watched.servers.served_run import ServedRun, smaller_parts
 from stateful_tests.watched.log_reader import logs_of
 from stateful_tests.watched.validation_results import Mismatch, Validated
 from stateful_tests.watched.server_situation import situation
 from stateful_tests.watched.validator import Validator
 
-FORMAT = "kvspec-served-run"
-VERSION = 1
 SHRINKS = 100  # runs that shrinking one finding may take
 SHRINK_S = 60.0  # seconds that shrinking one finding may take
-
-
-class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file, with everything that is needed to repeat it."""
-
-    release: str
-    config: Config
-    clients: tuple[Client, ...]
-    seed: int
-    #: choices of the network of a pair
-    choices: tuple[NetworkChoice, ...] = ()
-    #: key of the finding that it shows, "" for none
-    key: str = ""
-    format: str = FORMAT
-    version: int = VERSION
 
 
 class Runner(Protocol):
@@ -383,69 +365,4 @@ class _Check:
             self._note_finding(judged)
             return smaller
 
-        first_improvement(run, Search(still_shows, SHRINKS), _smaller)
-
-
-# -- smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration ---------
-
-_PLAINEST: dict[type, dict[str, Any]] = {
-    Config: {
-        "draft": 0, "overlap": False, "tree": False, "window": 0, "swa": 8, "page_size": 1, "pressure": False,
-        "mixed": False, "lazy": False, "track": 0, "states": 0,
-        "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
-        "priority": 0,
-        "decode_overlap": False, "decode_tree": False, "decode_tokens": 0, "optimistic": 0, "deferred": True,
-        "prefill_complete": False, "prefill_draft": False, "decode_hicache": False, "host_backup": False,
-    },
-    Client: {
-        "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
-        "operator": "",
-    },
-    Turn: {
-        "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
-        "priority": 0,
-    },
-    NetworkChoice: {"late": False, "at": 0, "steps": 0},
-}  # fmt: skip
-
-
-def _smaller(part: Any) -> Iterator[Any]:
-    """Yield smaller runs, or smaller parts of a run: with fewer clients or turns, with plainer fields, and
-    with a smaller part."""
-    if isinstance(part, ServedRun):
-        choices = server_pairs.choices_about(part.clients, part.choices)
-        if len(choices) < len(part.choices):
-            yield msgspec.structs.replace(part, choices=choices)
-    for name, least in (("clients", 0), ("choices", 0), ("turns", 1)):
-        parts = getattr(part, name, ())
-        # large parts first
-        for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
-            if len(parts) - size < least:
-                continue
-            for index in range(0, len(parts), size):
-                yield msgspec.structs.replace(part, **{name: parts[:index] + parts[index + size :]})
-    for name, plain in _PLAINEST.get(type(part), {}).items():
-        value = getattr(part, name)
-        if isinstance(part, Turn | NetworkChoice):  # numbers, which decrease in steps
-            for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
-                if plain <= less < value:
-                    smaller = msgspec.structs.replace(part, **{name: less})
-                    if isinstance(smaller, NetworkChoice):
-                        yield smaller
-                        continue
-                    bounded = {  # a turn shares at most its tokens, and stops within its limit
-                        "shared": min(smaller.shared, smaller.tokens),
-                        "stop": min(smaller.stop, smaller.limit),
-                    }
-                    yield msgspec.structs.replace(smaller, **bounded)
-        elif value != plain:
-            yield msgspec.structs.replace(part, **{name: plain})
-    if isinstance(part, ServedRun):
-        for config in _smaller(part.config):
-            if not config.states or config.track or not (config.overlap or config.page_size > 1):
-                yield msgspec.structs.replace(part, config=config)
-    for name in ("clients", "choices", "turns"):
-        parts = getattr(part, name, ())
-        for index, child in enumerate(parts):
-            for less in _smaller(child):
-                yield msgspec.structs.replace(part, **{name: (*parts[:index], less, *parts[index + 1 :])})
+        first_improvement(run, Search(still_shows, SHRINKS), smaller_parts)
