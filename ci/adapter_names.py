@@ -90,7 +90,8 @@ def _names_read(tree: ast.Module) -> Iterator[str]:
 
 
 def _names_given(tree: ast.Module) -> Iterator[str]:
-    """Return names that are stored in objects of others or given by keys of dictionaries."""
+    """Return names that are stored in objects of others or given by keys of dictionaries. A class named as a
+    mixin is a base of a class of the release: what it stores is as well."""
     aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
     for node in ast.walk(tree):
         if id(node) in aside:
@@ -99,6 +100,8 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
             case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
                 if not (isinstance(owner, ast.Name) and owner.id == "self"):
                     yield name
+            case ast.ClassDef(name=name) if name.endswith("Mixin"):
+                yield from _stored_names(node)
             case ast.Dict(keys=keys):
                 yield from filter(None, map(_name_in, keys))
             case ast.Subscript(slice=ast.Constant(value=str(name)), ctx=ast.Store()):
@@ -109,6 +112,12 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
                     yield from (keyword.arg for keyword in keywords if keyword.arg)
                 if called in ("setattr", "delattr"):
                     yield from filter(None, map(_name_in, arguments[1:2]))
+
+
+def _stored_names(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            yield each.attr
 
 
 def _declares(node: ast.AST) -> bool:

@@ -19,7 +19,12 @@ from stateful_tests.tests.support.night import at_night
 
 # engine and way, release -> new names, and the names that the refusal tells.
 RENAMES = (
-    ("sglang", "0.5.23", {"alloc_extend": "allocate_extend"}, {"alloc_extend"}),
+    (
+        "sglang",
+        "0.5.23",
+        {"alloc_extend": "allocate_extend", "dllm_config": "diffusion"},
+        {"alloc_extend", "dllm_config"},
+    ),
     (
         "sglang+hicache",
         "0.5.23",
