@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import impl
@@ -26,21 +26,48 @@ _WAYS = {
 _APART = "sglang/server/", "vllm/testing.py"
 # Objects of ours that raise where a release asks for what they have not been given.
 _STAND_INS = {"Bag", "Values", "UNSET"}
-_GIVE = {"bare", "dict", "accepted_arguments", "update"}  # calls whose keywords are names of the release
+# Calls whose keywords are names of the release.
+_GIVE = {"bare", "dict", "accepted_arguments", "update", "_make_object"}
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 
-def names_given_to_releases(engine: EngineName) -> dict[str, frozenset[str]]:
+def names_given_to_releases(
+    engine: EngineName, defaulted: Collection[str] = ()
+) -> dict[str, frozenset[str]]:
     """Return name -> the ways in which the adapter gives it to a release; none for a name that it
-    reads."""
+    reads.
+
+    defaulted: names that the release reads with a default (`names_with_defaults`): a stand-in cannot refuse
+        their successors.
+    """
     ways_by_name: dict[str, frozenset[str]] = {}
     for file, tree in _adapter_files(engine):
         way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
         for name in _names_read(tree):
             ways_by_name.setdefault(name, frozenset())
-        for name in _names_given(tree):
+        of_stand_ins = (name for name in _names_of_stand_ins(tree) if name in defaulted)
+        for name in (*_names_given(tree), *of_stand_ins):
             ways_by_name[name] = ways_by_name.get(name, frozenset()) | {way}
     return ways_by_name
+
+
+def names_with_defaults(files: Iterable[Path]) -> set[str]:
+    """Return the attributes that the code in these files reads with a default."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in files if file.is_file())
+    names = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.Call(func=ast.Name("getattr"), args=[_, ast.Constant(str(name)), _]):
+                names.add(name)
+            case ast.Call(func=ast.Name("hasattr"), args=[_, ast.Constant(str(name))]):
+                names.add(name)
+    return names
+
+
+def _names_of_stand_ins(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _STAND_INS:
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
 
 
 def _adapter_files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:
@@ -63,7 +90,8 @@ def _names_read(tree: ast.Module) -> Iterator[str]:
 
 
 def _names_given(tree: ast.Module) -> Iterator[str]:
-    """Return names that are stored in objects of others or given by keys of dictionaries."""
+    """Return names that are stored in objects of others or given by keys of dictionaries. A class named as a
+    mixin is a base of a class of the release: what it stores is as well."""
     aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
     for node in ast.walk(tree):
         if id(node) in aside:
@@ -72,6 +100,8 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
             case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
                 if not (isinstance(owner, ast.Name) and owner.id == "self"):
                     yield name
+            case ast.ClassDef(name=name) if name.endswith("Mixin"):
+                yield from _stored_names(node)
             case ast.Dict(keys=keys):
                 yield from filter(None, map(_name_in, keys))
             case ast.Subscript(slice=ast.Constant(value=str(name)), ctx=ast.Store()):
@@ -82,6 +112,12 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
                     yield from (keyword.arg for keyword in keywords if keyword.arg)
                 if called in ("setattr", "delattr"):
                     yield from filter(None, map(_name_in, arguments[1:2]))
+
+
+def _stored_names(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            yield each.attr
 
 
 def _declares(node: ast.AST) -> bool:

@@ -40,8 +40,9 @@ def names_of(record: Engine) -> used_names.NameSketch:
     roots = [*complete_roots(record)]
     files = {file for root in roots for file in driven_files(record, root)} | way_map(record.name).files
     words_by_release = [used_names.words(root / file for file in files) for root in roots]
+    defaulted = adapter_names.names_with_defaults(roots[-1] / file for file in files)
     names = []
-    for name, ways in adapter_names.names_given_to_releases(record.name).items():
+    for name, ways in adapter_names.names_given_to_releases(record.name, defaulted).items():
         if mask := sum(1 << number for number, words in enumerate(words_by_release) if name in words):
             names.append(used_names.UsedName(name, mask, ways))
     return used_names.NameSketch(releases, tuple(sorted(files)), tuple(names))

@@ -12,8 +12,10 @@ CORE = """
 0.16.0 ... messages.py | SequenceMeta(_, strategy=_); SamplingParam(max_new_tokens=_); SamplingParam.max_new_tokens
 0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_, adapter_name=_); SequenceManager.get_all_sequences; LogicalTokenBlocks.get_real_blocks()
 0.16.0 ... messages.py | SchedulerSequence.session_id; SchedulerSequence.num_blocks; SchedulerSequence.logical_blocks; SchedulerSequence.logical_state
-0.16.0 ... messages.py | SchedulerSequence.status; SchedulerSequence.num_history_ids; SchedulerSequence.num_ignored_history; SchedulerSequence.all_ids
+0.16.0 ... messages.py | SchedulerSequence.status; MessageStatus.WAITING; MessageStatus.READY; MessageStatus.RUNNING; SchedulerSequence.num_history_ids; SchedulerSequence.num_ignored_history; SchedulerSequence.all_ids
 0.16.0 ... messages.py | SchedulerSequence.num_new_tokens; SchedulerSequence.num_valid_ids; SchedulerSequence.sampling_param
+0.16.0 ... model_inputs.py | ModelInputs.is_chunk; ModelInputs.is_last_chunk; ModelInputs.is_dummy; ModelInputs.state_offsets; ModelInputs.input_ids
+0.16.0 ... model_inputs.py | ModelInputs.history_lengths; ModelInputs.block_offsets; ModelInputs.seq_length; ModelInputs.num_ignored_history; ModelInputsDelta.indice_cpu
 0.16.0 ... strategies/ar/sequence.py | ARSequenceStrategy()
 0.16.0 ... strategies/ar/engine.py | AREngineStrategy(_, _)
 0.16.0 ... strategies/ar_spec/sequence.py | ARSpecSequenceStrategy()
@@ -38,11 +40,11 @@ CORE = """
 # What releases do in different ways: a tree needs one of the two.
 PARTS = {
     "store": """
-0.17.0 ... config.py | CacheConfig(max_batches=_, block_size=_, num_cpu_blocks=_, num_gpu_blocks=_, kv_transfer_config=_)
+0.17.0 ... config.py | CacheConfig(max_batches=_, block_size=_, num_cpu_blocks=_, num_gpu_blocks=_, kv_transfer_config=_); KVTransferConfig(kv_connector=_, kv_role=_)
 0.17.0 ... paging/scheduler.py | Scheduler(_, _, _, _); Scheduler.kv_save_coordinator; Scheduler.kv_load_coordinator; Scheduler.has_remote_loading()
 0.17.0 ... paging/kv_save_coordinator.py | KVSaveCoordinator._leases
 0.17.0 ... paging/kv_load_coordinator.py | KVLoadCoordinator._loads
-0.17.0 ... messages.py | SchedulerSequence.seq_id
+0.17.0 ... messages.py | SchedulerSequence.seq_id; MessageStatus.WAITING_FOR_REMOTE_KVS
 0.17.0 ... kv_connector/base.py | KVConnectorOutput(completed_save_ids=_, finished_receiving=_, invalid_block_ids=_); KVConnectorRole.SCHEDULER
 0.17.0 ... kv_connector/mooncake/store/connector.py | MooncakeStoreConnector(_, _); MooncakeStoreConnector.connector_scheduler
 0.17.0 ... kv_connector/mooncake/store/scheduler.py | MooncakeStoreScheduler.client; MooncakeStoreScheduler._build_save_requests(_)
@@ -54,7 +56,8 @@ PARTS = {
 0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_, adapter_name=_, migration_request=_, resp_cache=_, preserve_cache=_)
 0.16.0 ... engine/engine.py | Engine._on_stop_session(_); Engine._on_end_session(_); Engine.end_session(_)
 0.16.0 ... engine/engine_loop.py | EngineLoop.migration_loop(); EngineLoop.migration_event; EngineLoop.executor; EngineLoop.engine_conn
-0.16.0 ... engine/inputs_maker.py | EngineRole.Prefill; EngineRole.Decode
+0.16.0 ... engine/inputs_maker.py | EngineRole.Prefill; EngineRole.Decode; EngineRole.Hybrid
+0.16.0 ... messages.py | MessageStatus.MIGRATION_WAITING; MessageStatus.MIGRATION_READY; MessageStatus.MIGRATION_RUNNING; MessageStatus.MIGRATION_DONE
 0.16.0 ... paging/scheduler.py | Scheduler.has_migration_waiting()
 0.16.0 ... disagg/messages.py | MigrationExecutionBatch(protocol=_, requests=_)
 0.16.0 ... disagg/conn/protocol.py | MigrationRequest(protocol=_, remote_engine_id=_, remote_session_id=_, remote_token_id=_, remote_block_ids=_, is_dummy_prefill=_)

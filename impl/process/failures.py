@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from impl.adapter import Misfit, UnusableImplementation
@@ -162,12 +163,8 @@ def _fault_of_adapter(
     asked = getattr(error, "obj", None)
     is_stand_in = _is_ours(type(asked)) or is_bare(asked)
     # Arguments that a stand-in does not take, or a stand-in that a library was given.
-    if named := re.search(r"^TypeError: (\w+)\.\w+\(\)|\bgot (\w+)|'(\w+)' object", message):
-        modules_of_adapter = [
-            vars(module) for name, module in sys.modules.items() if name.startswith(_OUR_PREFIX)
-        ]
-        kinds = (names.get(named[named.lastindex or 0]) for names in modules_of_adapter)
-        is_stand_in |= any(getattr(kind, "__module__", "").startswith(_OUR_PREFIX) for kind in kinds)
+    if named := re.search(r"^TypeError: (\w+)[\w.<>]*\(\)|\bgot (\w+)|'(\w+)' object", message):
+        is_stand_in |= _names_a_stand_in(named[named.lastindex or 0], root)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if is_stand_in and frame.name == "__getattr__" and file.is_relative_to(_IMPL):
@@ -185,6 +182,21 @@ def _fault_of_adapter(
                 return f"{message} {place_text}: {missing}"
             return None
     return None
+
+
+def _names_a_stand_in(name: str, root: Path) -> bool:
+    """Return whether a class or function of the adapters has this name. A function of the release under
+    `root` may have it as well: that one is meant then."""
+    found = False
+    for module_name, module in [*sys.modules.items()]:
+        named = vars(module).get(name)
+        home = getattr(named, "__module__", None) or ""
+        if module_name.startswith(_OUR_PREFIX):
+            found |= home.startswith(_OUR_PREFIX)
+        elif isinstance(named, FunctionType) and not home.startswith(_OUR_PREFIX):
+            if (getattr(module, "__file__", None) or "").startswith(str(root)):
+                return False
+    return found
 
 
 def _is_ours(kind: type) -> bool:

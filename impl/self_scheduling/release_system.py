@@ -40,7 +40,7 @@ class ReleaseSystem(WorkerSystem):
     modules: modules of the release that the worker loads.
     kept_prefixes: path prefixes of the files of a wheel that are unpacked.
     required_path: file or folder that a wheel must have to be driven.
-    source: folder of a checkout that contains the package.
+    source: folder of a clone that contains the package; a copy may have the package itself.
     """
 
     package = ""
@@ -71,12 +71,11 @@ class ReleaseSystem(WorkerSystem):
         if path is None:
             self.root = fetch.release_root(self.package, str(version), self._unpack_wheel)
         else:
-            self.root = Path(path, self.source).expanduser().resolve()
-        if not (self.root / (self.required_path if path is None else self.package)).exists():
-            since = "" if path else f"; the first release that is driven is {self.releases[0]}"
-            where = path or "its wheel"
+            self.root = self._folder_of_package(path)
+        if path is None and not (self.root / self.required_path).exists():
+            first = f"the first release that is driven is {self.releases[0]}"
             raise UnusableImplementation(
-                f"{self.name}: there is no {self.required_path} in {where}{since}"
+                f"{self.name}: there is no {self.required_path} in its wheel; {first}"
             )
         unused = {*self.ways} - {*ways}
         used = [part for part in self.tables.parts if part not in unused]
@@ -87,6 +86,16 @@ class ReleaseSystem(WorkerSystem):
         self.release = facts.near.release
         if version not in self.releases:
             self.remark = parts.driving_text(facts, self.root)
+
+    def _folder_of_package(self, path: str) -> Path:
+        """Return the folder that contains the package: `source` of a clone, or `path` itself. Raises
+        UnusableImplementation."""
+        given = Path(path).expanduser()
+        for root in (given / self.source, given):
+            if (root / self.package).is_dir():
+                return root.resolve()
+        wanted = dict.fromkeys((f"{Path(self.source, self.package)}", self.package))
+        raise UnusableImplementation(f"{self.name}: there is no {' or '.join(wanted)} in {path}")
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", self.driver, str(self.root), self.name]

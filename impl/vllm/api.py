@@ -34,11 +34,12 @@ CORE = """
 0.11.0 ... v1/core/kv_cache_coordinator.py | KVCacheCoordinator.single_type_managers
 0.11.0 ... v1/core/single_type_kv_cache_manager.py | SingleTypeKVCacheManager.req_to_blocks; SingleTypeKVCacheManager.num_cached_block
 0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; Request.request_id; Request.priority; Request.block_hashes
-0.11.0 ... v1/request.py | Request.is_finished(); RequestStatus.FINISHED_ABORTED
+0.11.0 ... v1/request.py | Request.is_finished(); RequestStatus.FINISHED_ABORTED; RequestStatus.WAITING; RequestStatus.RUNNING; RequestStatus.PREEMPTED
 0.11.0 ... v1/engine/__init__.py | EngineCoreOutputs.outputs; EngineCoreOutput.request_id; EngineCoreOutput.new_token_ids; EngineCoreOutput.finish_reason
 0.11.0 ... v1/outputs.py | ModelRunnerOutput.req_ids; ModelRunnerOutput.req_id_to_index; ModelRunnerOutput.sampled_token_ids; DraftTokenIds(_, _)
 0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec(_, _); KVCacheGroupSpec.layer_names; KVCacheGroupSpec.kv_cache_spec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
+0.11.0 ... v1/worker/gpu_input_batch.py | InputBatch.num_computed_tokens_cpu; InputBatch.num_tokens_no_spec; InputBatch.num_accepted_tokens_cpu; InputBatch.prev_req_id_to_index
 """
 # Parts of the API that only some releases have. A tree is driven with its own parts, whatever its nearest release.
 PARTS = {
@@ -143,7 +144,8 @@ PARTS = {
     "offload": """
 0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.connector_worker; OffloadingConnector.connector_scheduler
 0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.start_load_kv(_); OffloadingConnector.wait_for_save(); OffloadingConnector.get_finished(_)
-0.11.0 ... distributed/kv_transfer/kv_connector/v1/base.py | KVConnectorRole.WORKER; KVConnectorBase_V1.bind_connector_metadata(_); KVConnectorBase_V1.clear_connector_metadata()
+0.11.0 ... distributed/kv_transfer/kv_connector/v1/base.py | KVConnectorRole.WORKER; KVConnectorBase_V1.bind_connector_metadata(_); KVConnectorBase_V1.clear_connector_metadata(); KVConnectorMetadata
+0.12.0 ... distributed/kv_transfer/kv_connector/v1/base.py | SupportsHMA
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.connector; Scheduler.vllm_config; Scheduler.kv_cache_config; Scheduler.finished_req_ids; Scheduler.finished_recving_kv_req_ids
 0.11.0 ... v1/core/sched/output.py | SchedulerOutput.kv_connector_metadata; SchedulerOutput.finished_req_ids
 0.11.0 ... v1/outputs.py | KVConnectorOutput.finished_sending; KVConnectorOutput.finished_recving; ModelRunnerOutput.kv_connector_output
@@ -246,7 +248,7 @@ PARTS = {
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t; NixlBaseConnectorScheduler.engine_id
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler.side_channel_host; NixlBaseConnectorScheduler.side_channel_port
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers; NixlPushConnectorWorker._push_writer_stop
-0.26.0 ... v1/request.py | Request.kv_transfer_params
+0.26.0 ... v1/request.py | Request.kv_transfer_params; RequestStatus.WAITING_FOR_REMOTE_KVS
 0.26.0 ... v1/engine/__init__.py | EngineCoreOutput.kv_transfer_params
 0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)
 0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
@@ -283,6 +285,19 @@ _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "s
 _OF_PAIRS = frozenset({"pair", "both connectors", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})
+# A pair's tables of requests, transfers, leases and notifications. Every release has some of them.
+KEPT_BY_WORKER = (
+    "_recving_metadata", "_recving_transfers", "_reqs_to_send", "_reqs_to_process", "_sending_transfers",
+    "_push_finished_blocks", "_pending_d_registrations", "_send_failures", "_recv_failures",
+    "consumer_notification_counts_by_req", "expected_consumer_notifications_by_req", "_pending_recv_notifs",
+    "_handshake_futures",
+)  # fmt: skip
+KEPT_BY_SCHEDULER = (
+    "_reqs_need_recv", "_reqs_need_save", "_reqs_need_send", "_reqs_not_processed", "_reqs_in_batch",
+    "_finished_request_blocks", "_push_pending_registrations", "_push_registration_deadlines",
+    "_heartbeat_by_engine", "_heartbeat_req_engine",
+)  # fmt: skip
+KEPT_BY_CORE = "finished_recving_kv_req_ids", "failed_recving_kv_req_ids"
 # Old name -> new name (`Class.member`, a function or a class) for a change that is nothing but a rename. A release
 # has one of the two names (impl.loading.renamed).
 RENAMED: dict[str, str] = {}

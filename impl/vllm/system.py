@@ -7,13 +7,16 @@ import sys
 from dataclasses import replace
 
 from impl.loading import parts
+from impl.loading.used_names import lost_names
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.system_spec import SystemSpec
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.storage import OPTION as STORAGE
 from impl.vllm.copied import COPIED, PROPOSER, SPECULATOR
-from impl.vllm.api import RELEASES, TABLES, WAYS, facts
+from impl.vllm.api import (
+    KEPT_BY_CORE, KEPT_BY_SCHEDULER, KEPT_BY_WORKER, RELEASES, TABLES, WAYS, facts,
+)  # fmt: skip
 from reference.blocks.commands import (
     ENGINE_COMMANDS, SOURCE_FIELDS, STORAGE_COMMANDS, TRANSFER_COMMANDS,
 )  # fmt: skip
@@ -86,6 +89,12 @@ class VLLMSystem(WorkerSystem):
         self.parts = checkout_facts.parts
         if version not in RELEASES:
             self.remark = parts.driving_text(checkout_facts, self.root)
+        if pair and path is not None:
+            kept = {*KEPT_BY_WORKER, *KEPT_BY_SCHEDULER, *KEPT_BY_CORE}
+            lost = {each.name for each in lost_names("vllm", self.root, self.release)} & kept
+            self.doubts += tuple(
+                f"this tree has no {name}: what is kept there is not seen" for name in sorted(lost)
+            )
         of_states = {"state", "state+v2"} if v2 else {"state"}
         if of_states <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)

@@ -276,7 +276,7 @@ TIERED = """
 0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_queue; HiCacheController.host_mem_release_queue
 0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_tokens_occupied; STORAGE_BATCH_SIZE
 0.5.20 ...    mem_cache/hicache_storage.py | HiCacheFile.batch_exists_v2; HiCacheFile._collect_existing_component_keys
-0.5.20 ...    mem_cache/utils.py | get_native_hash
+0.5.20 ...    mem_cache/utils.py | get_native_hash; get_storage_hash_str
 0.5.20 ...    managers/scheduler.py | Scheduler._prefetch_kvcache
 0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue(_, _, _, _, _, _, _, _, _, _, _, _, _); DecodePreallocQueue.add(_)
 0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue.queue; DecodePreallocQueue.retracted_queue
@@ -300,6 +300,11 @@ TIERED = """
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_storage_backup_spec(_, _); RustUnifiedTreeCore.root_node_handle()
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.prefetch_anchor_info(_); RustUnifiedTreeCore.get_hash_values(_)
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.backfill_missing_hash_values(); RustUnifiedTreeCore.begin_insert(_)
+0.5.18 ...    mem_cache/base_prefix_cache.py | InitLoadBackParams(best_match_node=_, host_hit_length=_, req=_)
+0.5.18 ...    mem_cache/hicache_storage.py | PoolName.KV; PoolName.SWA; PoolName.MAMBA
+0.5.18 0.5.19 mem_cache/memory_pool_host.py | HostPoolGroup(_); PoolEntry
+0.5.19 ...    mem_cache/pool_host/group.py | HostPoolGroup(_); PoolEntry
+0.5.20 ...    mem_cache/unified_cache/components/base.py | CacheTransferPhase.BACKUP_STORAGE
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
 0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.hash_value; UnifiedTreeNode.id; UnifiedTreeNode.load_back_pending_id; UnifiedTreeNode.write_through_pending_id
 0.5.18 0.5.20 mem_cache/unified_cache/components/tree_component.py | ComponentData.host_value; ComponentData.host_lock_ref; ComponentData.lock_ref; ComponentData.value
@@ -324,7 +329,7 @@ TIERED = """
 0.5.20 ...    managers/schedule_batch.py | Req.cache_request_handle
 0.5.22 ...    disaggregation/decode.py | DecodeRequest.kv_receiver; DecodeRequest.metadata_buffer_index; DecodeRequest.waiting_for_input; DecodeRequest.req
 0.5.22 ...    managers/scheduler.py | Scheduler.disagg_decode_prealloc_queue; Scheduler.disagg_decode_transfer_queue; Scheduler.max_running_requests; Scheduler.collect_inflight_reqs
-0.5.22 ...    disaggregation/base/conn.py | KVPoll.Bootstrapping; KVPoll.WaitingForInput; KVPoll.Success
+0.5.22 ...    disaggregation/base/conn.py | KVPoll.Bootstrapping; KVPoll.WaitingForInput; KVPoll.Transferring; KVPoll.Success; KVPoll.Failed; StateType.SWA
 0.5.22 ...    session/session_controller.py | Session._inflight
 0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.components; UnifiedRadixCache.supports_mamba
 0.5.18 ...    mem_cache/unified_cache/unified_tree_core_interface.py | RadixCacheWalkResult.slot_indices

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
 from impl.sglang.tiers.queue_utilities import utilities
 from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
+from impl.stand_ins import accepted_arguments
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 
@@ -156,8 +156,7 @@ def _host_pool(base: Any, slots: int, page_size: int) -> Any:
 
 def _make_object(kind: Any, **values: Any) -> Any:
     """Return an object of a release's class, of those arguments that it takes."""
-    names = inspect.signature(kind).parameters
-    return kind(**{name: value for name, value in values.items() if name in names})
+    return kind(**accepted_arguments(kind, values))
 
 
 def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any, **_: Any) -> None:
@@ -190,9 +189,10 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         pool: _host_pool(host.HostKVCache, config.host_slots(pool), config.slots_of_page(pool))
         for pool in config.pools
     }
-    entry: Any = partial(_make_object, group.PoolEntry)
+    kind = group.PoolEntry
     entries = [
-        entry(
+        _make_object(
+            kind,
             name=names.KV,
             host_pool=pools["full"],
             device_pool=device["full"],
@@ -204,16 +204,17 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         kv.full_kv_pool = device["full"]
         kv.swa_kv_pool = device["swa"]
         swa = allocator.swa_attn_allocator
-        entries.append(entry(
-            name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,
+        entries.append(_make_object(
+            kind, name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,
             host_evict_fn=lambda n: cache.evict_host(n, kinds.SWA), device_alloc_fn=swa.alloc,
             device_evict_fn=_room(cache, server_args.files, "swa", "swa_num_tokens"), device_free_fn=swa.free,
         ))  # fmt: skip
     if config.states:
         states = cache.req_to_token_pool.mamba_allocator
-        entries.append(entry(
-            name=names.MAMBA, host_pool=pools["state"], device_pool=device["state"], layer_mapper=lambda _: 0,
-            host_evict_fn=lambda n: cache.evict_host(n, kinds.MAMBA), device_alloc_fn=states.alloc,
+        entries.append(_make_object(
+            kind, name=names.MAMBA, host_pool=pools["state"], device_pool=device["state"],
+            layer_mapper=lambda _: 0, device_alloc_fn=states.alloc,
+            host_evict_fn=lambda n: cache.evict_host(n, kinds.MAMBA),
             device_evict_fn=_room(cache, server_args.files, "mamba", "mamba_num"), device_free_fn=states.free,
         ))  # fmt: skip
     cache.host_pool_group = group.HostPoolGroup(entries)

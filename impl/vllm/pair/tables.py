@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from impl.vllm.api import KEPT_BY_CORE, KEPT_BY_SCHEDULER, KEPT_BY_WORKER
 from impl.vllm.pair.both_connectors import multi_connector_tables, nixl_of
 from impl.vllm.pair.server import PairServer
-
-# Tables of requests, transfers, leases and notifications. Every release has some of them.
-_OF_WORKER = (
-    "_recving_metadata", "_recving_transfers", "_reqs_to_send", "_reqs_to_process", "_sending_transfers",
-    "_push_finished_blocks", "_pending_d_registrations", "_send_failures", "_recv_failures",
-    "consumer_notification_counts_by_req", "expected_consumer_notifications_by_req", "_pending_recv_notifs",
-    "_handshake_futures",
-)  # fmt: skip
-_OF_SCHEDULER = (
-    "_reqs_need_recv", "_reqs_need_save", "_reqs_need_send", "_reqs_not_processed", "_reqs_in_batch",
-    "_finished_request_blocks", "_push_pending_registrations", "_push_registration_deadlines",
-    "_heartbeat_by_engine", "_heartbeat_req_engine",
-)  # fmt: skip
-_OF_CORE = "finished_recving_kv_req_ids", "failed_recving_kv_req_ids"
 
 
 def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
@@ -27,9 +14,9 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
     handles."""
     for name, server in servers.items():
         places = (
-            (server.mover.worker, _OF_WORKER),
-            (nixl_of(server.scheduler.connector).connector_scheduler, _OF_SCHEDULER),
-            (server.scheduler, _OF_CORE),
+            (server.mover.worker, KEPT_BY_WORKER),
+            (nixl_of(server.scheduler.connector).connector_scheduler, KEPT_BY_SCHEDULER),
+            (server.scheduler, KEPT_BY_CORE),
         )
         for owner, tables in places:
             for table in tables:

@@ -20,10 +20,13 @@ from stateful_tests.tests.support.adapter_reads import (
     attributes,
     calls,
     defined_names,
+    enumeration_members,
     names_in_tables,
+    texts,
 )
 
 IMPL = Path(impl.__file__).parent
+CLAUSES = [*(IMPL.parent / "reference" / "blocks").rglob("*.py")]
 FREE = "a method of lists, dictionaries and deques"
 
 
@@ -33,6 +36,7 @@ class Adapter(NamedTuple):
     table: of the API.
     accepted: names that releases define as well, and that are read of something else -> of what.
     silent: calls of getattr and hasattr that need no line of the table -> why.
+    stood_for: files of classes for which the adapter has a stand-in.
     """
 
     engine: str
@@ -40,6 +44,7 @@ class Adapter(NamedTuple):
     table: str
     accepted: dict[str, str]
     silent: dict[str, str]
+    stood_for: tuple[str, ...] = ()
 
 
 ADAPTERS = (
@@ -69,6 +74,7 @@ ADAPTERS = (
                 "of our server, commands, clients and logs",
             ),
             **dict.fromkeys(("device_pool", "host_pool", "load_events"), "of what our copy engine moves"),
+            **dict.fromkeys(("DEVICE", "HOST"), "of our tiers of memory"),
             "write_policy": "of the controller that the table has",
             "_get_new_prebuilt_batch": "of the mixin; the table has its public name",
             **dict.fromkeys(("__getattr__", "__getitem__", "__init__", "__setattr__"), "of our classes"),
@@ -166,6 +172,10 @@ ADAPTERS = (
             "encoder_cache": "of our EngineConfig, and of our worker",
             "offset": "of our ImageSpan",
             "name": "of enumerations, files and agents",
+            "IN_FLIGHT": "of our network",
+            "LBHNC": "of our settings",
+            "CPU": "of our events",
+            "get_token_id": "of our request for a drafter",
         },
         {
             "tables.py: getattr(owner, table, ())": "a release has those tables that it has",
@@ -179,6 +189,7 @@ ADAPTERS = (
             "offload.py: getattr(base, name)": "no default",
             "offload.py: getattr(scheduler, f'{mark}_kv_req_ids')": "no default; the table has both",
         },
+        ("vllm/v1/worker/gpu_input_batch.py",),
     ),
     Adapter(
         "lmdeploy",
@@ -203,6 +214,7 @@ ADAPTERS = (
             **dict.fromkeys(("end", "stop"), "of our SessionEnds"),
             **dict.fromkeys(("prefill", "session"), "of our pair"),
             "reason": "of refusals",
+            "index": "a method of tuples",
         },
         {
             "driver.py: getattr(owner, method)": "no default; the table has both",
@@ -210,6 +222,7 @@ ADAPTERS = (
             "model_agent.py: getattr(copies, f'state_{which}_plan')": "no default; the table has them",
             "loading.py: hasattr(module, 'time')": "which modules have the clock",
         },
+        ("lmdeploy/pytorch/model_inputs.py", "lmdeploy/messages.py"),
     ),
     Adapter(
         "transformers",
@@ -228,7 +241,7 @@ def files(adapter):
 
 def names_without_table(adapter, root, code):
     """Names that the code reads, that files of the release define, and that no table has."""
-    driven = [root / file for file in nearest.read(adapter.engine).files]
+    driven = [root / file for file in (*nearest.read(adapter.engine).files, *adapter.stood_for)]
     names = defined_names(file for file in driven if file.is_file()) - names_in_tables(
         adapter.table
     )
@@ -254,6 +267,20 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
     bare = adapter._replace(table="")
     assert "extra" not in (found := names_without_table(bare, root, [code]))
     assert found
+
+
+@each
+def test_states_that_facts_are_told_by_stand_in_a_table(adapter):
+    """An adapter gives some by name, and the clauses compare the text."""
+    newest = nearest.read(adapter.engine).releases[-1]
+    try:
+        root = resolve(f"{adapter.engine}=={newest}").root
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    driven = [root / file for file in nearest.read(adapter.engine).files]
+    members = enumeration_members(file for file in driven if file.is_file())
+    told = texts([*files(adapter), *CLAUSES]) & members
+    assert told <= names_in_tables(adapter.table) | {*adapter.accepted}
 
 
 @each

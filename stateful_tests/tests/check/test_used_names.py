@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ci.adapter_names import names_given_to_releases
+from ci.adapter_names import names_given_to_releases, names_with_defaults
 from impl.adapter import UnusableImplementation
 from impl.bare import bare, is_bare
 from impl.loading import used_names
@@ -19,21 +19,47 @@ from stateful_tests.tests.support.night import at_night
 
 # engine and way, release -> new names, and the names that the refusal tells.
 RENAMES = (
-    ("sglang", "0.5.23", {"alloc_extend": "allocate_extend"}, {"alloc_extend"}),
+    (
+        "sglang",
+        "0.5.23",
+        {"alloc_extend": "allocate_extend", "dllm_config": "diffusion"},
+        {"alloc_extend", "dllm_config"},
+    ),
     (
         "sglang+hicache",
         "0.5.23",
-        {"prefetch_threshold": "least_prefetch", "_kvcache": "_kv", "retraction_backup": "kept_copy"},
-        {"prefetch_threshold", "_kvcache", "retraction_backup"},
+        {
+            "prefetch_threshold": "least_prefetch",
+            "_kvcache": "_kv",
+            "retraction_backup": "kept_copy",
+            "io_backend": "copies_by",
+            "PoolName": "NameOfPool",
+        },
+        {"prefetch_threshold", "_kvcache", "retraction_backup", "io_backend", "PoolName"},
     ),
     (
         "vllm",
         "0.33.0",
-        {"num_speculative_blocks": "draft_blocks", "observability_config": "observed"},
-        {"num_speculative_blocks", "observability_config"},
+        {
+            "num_speculative_blocks": "draft_blocks",
+            "observability_config": "observed",
+            "PREEMPTED": "SET_BACK",
+        },
+        {"num_speculative_blocks", "observability_config", "PREEMPTED"},
     ),
-    ("lmdeploy", "0.18.0", {"is_ssm": "has_state", "resp_queue": "answers"}, {"is_ssm", "resp_queue"}),
-    ("transformers", "5.23.0", {"logit_processor": "processor_of_logits"}, {"logit_processor"}),
+    (
+        "lmdeploy",
+        "0.18.0",
+        {"is_ssm": "has_state", "resp_queue": "answers", "state_offsets": "slots_of_states", "READY": "FIT"},
+        {"is_ssm", "resp_queue", "state_offsets", "READY"},
+    ),
+    ("lmdeploy+pair", "0.18.0", {"MIGRATION_READY": "CAN_MIGRATE"}, {"MIGRATION_READY"}),
+    (
+        "transformers",
+        "5.23.0",
+        {"logit_processor": "processor_of_logits", "sliding_window": "window"},
+        {"logit_processor", "sliding_window"},
+    ),
 )  # fmt: skip
 
 
@@ -82,11 +108,23 @@ def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
     system.close()
 
 
+def test_a_table_of_records_that_a_tree_lacks_makes_a_check_incomplete(renamed):
+    checkout = renamed("vllm", "0.33.0", {"_reqs_need_recv": "_reqs_to_pull"})
+    system = resolve("vllm+pair", checkout=str(checkout))
+    assert ["_reqs_need_recv" in doubt for doubt in system.doubts] == [True]
+    system.close()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
     """Else `python -m ci.sketches` was not run after the adapter had changed."""
-    ways_in_sketch = {each.name: each.ways for each in used_names.read(engine).names}
-    now = names_given_to_releases(engine)
+    sketch = used_names.read(engine)
+    try:
+        root = resolve(f"{engine}=={sketch.releases[-1]}").root
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    ways_in_sketch = {each.name: each.ways for each in sketch.names}
+    now = names_given_to_releases(engine, names_with_defaults(root / file for file in sketch.files))
     assert {name: now.get(name) for name in ways_in_sketch} == ways_in_sketch
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
     if not root.is_dir():

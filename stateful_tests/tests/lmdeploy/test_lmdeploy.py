@@ -226,7 +226,7 @@ def test_an_undriven_setting_is_refused_in_one_line(system):
         system.reset(replace(engine_preset("state"), drafts=1))
     with pytest.raises(UnusableImplementation, match=r"\+store or \+pair goes after a release of lmdeploy"):
         resolve(f"lmdeploy=={VERSION}+async")
-    with pytest.raises(UnusableImplementation, match="there is no lmdeploy/pytorch"):
+    with pytest.raises(UnusableImplementation, match="there is no lmdeploy in /nowhere"):
         resolve("lmdeploy", checkout="/nowhere")
 
 

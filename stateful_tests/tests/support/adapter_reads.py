@@ -19,20 +19,47 @@ def names_in_tables(table: str) -> set[str]:
 
 
 def defined_names(files: Iterable[Path]) -> set[str]:
-    """Methods and fields of the classes in these files."""
+    """Classes, functions and values of these files, and the members of their classes."""
     names = set()
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                for member in node.body:
-                    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
-                        names.add(member.name)
-                    elif isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                        names.add(member.target.id)
+        module = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(module):
+            if isinstance(node, ast.Module | ast.ClassDef):
+                names |= {name for member in node.body for name in _defined_by(member)}
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 if isinstance(node.value, ast.Name) and node.value.id == "self":
                     names.add(node.attr)
     return names
+
+
+def _defined_by(statement: ast.stmt) -> set[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Assign(targets=targets) | ast.AnnAssign(target=ast.Name() as targets):
+            found = targets if isinstance(targets, list) else [targets]
+            return {target.id for target in found if isinstance(target, ast.Name)}
+    return set()
+
+
+def enumeration_members(files: Iterable[Path]) -> set[str]:
+    """The members of the enumerations in these files."""
+    names = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and "Enum" in "".join(map(ast.unparse, node.bases)):
+                names |= {name for member in node.body for name in _defined_by(member)}
+    return names
+
+
+def texts(files: Iterable[Path]) -> set[str]:
+    """The texts in the code of these files."""
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    return {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 def attributes(files: Iterable[Path]) -> dict[str, str]:

@@ -83,8 +83,17 @@ def test_an_undriven_setting_is_refused_in_one_line(system):
         UnusableImplementation, match=r"\+async goes after a release of transformers"
     ):
         resolve(f"transformers=={VERSION}+v2")
-    with pytest.raises(UnusableImplementation, match="cache_allocators in /nowhere"):
+    no_package = "there is no src/transformers or transformers in /nowhere"
+    with pytest.raises(UnusableImplementation, match=no_package):
         resolve("transformers", checkout="/nowhere")
+
+
+def test_a_copy_of_the_package_is_driven_as_a_clone_is(system, tmp_path):
+    (tmp_path / "src").symlink_to(system.root)
+    for folder in (system.root, tmp_path):
+        made = resolve("transformers", checkout=str(folder))
+        assert (made.root, made.release) == (system.root.resolve(), VERSION)
+        made.close()
 
 
 def test_a_request_without_blocks_restarts_with_its_outputs_as_prompt(system):

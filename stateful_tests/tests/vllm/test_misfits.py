@@ -2,17 +2,22 @@
 
 import os
 import shutil
+import sys
 from contextlib import closing
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
 from impl.adapter import Misfit, UnusableImplementation
+from impl.process.failures import raising_misfit
 from impl.stand_ins import Values
+from impl.system_spec import SystemSpec
 from impl.vllm.bare_scheduler import Questions
 from reference.blocks.commands import Add, Schedule
 from reference.blocks.presets import engine_preset
 from reference.commands import Piece
+from reference.tiers.config import tier_preset
 from stateful_tests.check import check_plans
 from stateful_tests.check.plan_order import configurations
 from stateful_tests.lockstep.system_names import resolve
@@ -38,7 +43,8 @@ def changed(tmp_path):
         (target / file).unlink(missing_ok=True)
         (target / file).parent.mkdir(exist_ok=True)
         (target / file).write_text(text.replace(old, new, 1) if old else new, encoding="utf-8")
-        return resolve(release.partition("==")[0], checkout=str(target))
+        spec = SystemSpec.parse(release)
+        return resolve(str(spec.of_version(None)), checkout=str(target))
 
     return change
 
@@ -149,6 +155,27 @@ def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
             Misfit, match=r"KeyError: 'cache_inputs' at impl/lmdeploy/model_agent.py:\d+, in the ad"
         ):
             system.apply(Schedule())
+
+
+def test_a_function_of_the_adapter_that_gets_another_argument_is_none_of_the_tree(changed):
+    """It was BROKEN: _attach() missing 1 required keyword-only argument."""
+    file = "sglang/srt/mem_cache/unified_radix_cache.py"
+    given = "load_cache_event=self"
+    system = changed("sglang==0.5.23+hicache", file, given.replace("=", "s="), given)
+    says = r"_attach\(\) missing 1 .* asks more of the adapter's stand-in"
+    with closing(system), pytest.raises(Misfit, match=says):
+        system.reset(tier_preset("tier"))
+
+
+def test_a_function_of_the_tree_may_be_named_as_one_of_the_adapter(tmp_path, monkeypatch):
+    source = "def cut(a):\n    return a\n"
+    module = ModuleType("of_tree")
+    module.__file__ = str(tmp_path / "of_tree.py")
+    exec(compile(source, module.__file__, "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "of_tree", module)
+    guard = tmp_path, "does not fit", "an engine", "modules", "setting", "values"
+    with pytest.raises(TypeError), raising_misfit(*guard):
+        exec(compile("cut()", module.__file__, "exec"), vars(module))
 
 
 def test_an_error_of_the_tree_stays_its_own(changed):
