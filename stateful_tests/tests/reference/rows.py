@@ -30,8 +30,9 @@ from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 from reference.recurrent_states import chained
 from stateful_tests.tests.reference.spoilt_facts import (
-    ONE, PLAIN, TREE, also_owned, as_refused, change_facts, free_pages, freed_less, hand_over, in_tree,
-    move_slots, node, one_lost, one_twice, pages, path, reads, step_of, without,
+    ONE, PLAIN, TREE, add_owner, as_refused, change_facts, replace_free_pages, keep_freed_page,
+    hand_to_tree, change_tree, with_cursors, node, lose_free_page, double_free_page, pages, path,
+    reads, step_of, without,
 )  # fmt: skip
 from stateful_tests.traces.notation import parse
 
@@ -88,7 +89,7 @@ def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False)
     """Other facts of a request or a session, or of its cursors."""
     fields = _fields(list(words), getattr(step.after, what).get(name))
     if fields.keys() <= set(Cursors._fields):
-        return change_facts(step, before=before, **{what: move_slots(name, **fields)})
+        return change_facts(step, before=before, **{what: with_cursors(name, **fields)})
     return change_facts(step, **{what: lambda has: has | {name: has[name]._replace(**fields)}})
 
 
@@ -152,24 +153,24 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "session": partial(_bearer, "sessions"),
     "session_before": partial(_bearer, "sessions", before=True),
     "reads": lambda step, name, *words: reads(step, name, **_fields(list(words), step.after.holders[name])),
-    "tree": lambda step, *words: in_tree(step, **_fields(list(words))),
+    "tree": lambda step, *words: change_tree(step, **_fields(list(words))),
     "tree_as_before": lambda step: change_facts(step, tree=step.before.tree),
     "node": lambda step, number, *words: node(
         step, int(number), **_fields(list(words), step.after.tree.nodes[int(number)])),
-    "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
-    "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
+    "first_node_gone": lambda step: change_tree(step, nodes=lambda nodes: nodes[1:]),
+    "long_node": lambda step: change_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
-    "a_page_before": lambda step, key: in_tree(
+    "a_page_before": lambda step, key: change_tree(
         step, before=True, pages={path(key): TreePage((), has_swa=True)}
     ),
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
-    "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
-    "freed_less": freed_less,
-    "handed_over": lambda step, holder, at: hand_over(step, holder, int(at)),
-    "lost": one_lost,
-    "twice": one_twice,
+    "locks": lambda step, name, slots: change_tree(step, lock_holders={name: value(slots)}),
+    "freed_less": keep_freed_page,
+    "handed_over": lambda step, holder, at: hand_to_tree(step, holder, int(at)),
+    "lost": lose_free_page,
+    "twice": double_free_page,
     "nowhere": lambda step, pool, page: without(step, pool, int(page)),
-    "free": lambda step, pool, page: free_pages(step, int(page), pool=pool),
+    "free": lambda step, pool, page: replace_free_pages(step, int(page), pool=pool),
     "free_lists": lambda step, listed: change_facts(
         step, pools=lambda pools: {name: pool._replace(free=value(listed)) for name, pool in pools.items()}),
     "free_rows": lambda step, rows: change_facts(step, free_rows=value(rows, step.after.free_rows)),
@@ -194,7 +195,7 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "verifies": lambda step: change_facts(step, states=step.after.states._replace(verifies=True)),
     "free_states": lambda step, listed: change_facts(
         step, states=lambda states: states._replace(free=value(listed))),
-    "owned": lambda step, pool, holder, at, page: also_owned(
+    "owned": lambda step, pool, holder, at, page: add_owner(
         step, pool, Owned(holder.replace("_", " "), int(at), int(page))),
 }  # fmt: skip
 
