@@ -25,7 +25,7 @@ def violation(*clauses: str, step: int = 1) -> Violation:
 
 
 def finding_of(*clauses: str, trace: Trace = TRACE) -> Finding:
-    """A finding of the first clause; the others fail at the same step of its trace."""
+    """Return a finding of the first clause; the others fail at the same step of its trace."""
     run = Run(replace(trace, clause=clauses[0]), "torch", (), violation(*clauses))
     return Finding(clauses[0], run, (Mode.FAITHFUL,), 1, 0.0, 0)
 

@@ -62,7 +62,8 @@ class Row(NamedTuple):
 
 
 def value(text: str, was: Any = None) -> Any:
-    """A value: a number, a list ("1,2", "2..7", "none*3"; "_" keeps what was there), a path, or a name."""
+    """Return a value: a number, a list ("1,2", "2..7", "none*3"; "_" keeps what was there), a path,
+    or a name."""
     if text in _NAMED:
         return _NAMED[text]
     if text.lstrip("-").isdigit():
@@ -94,7 +95,8 @@ def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False)
 
 
 def _follow_step(step: Step, *words: str) -> Step:
-    """The reference has followed a choice: its first request is another, or has other cursors."""
+    """Return the step as one in which the reference has followed a choice: its first request is
+    another, or has other cursors."""
     request = step.now.requests[0]
     fields = _fields(list(words))
     if fields.keys() <= set(Cursors._fields):
@@ -107,12 +109,12 @@ def _chose(step: Step, name: str, *words: str) -> Step:
 
 
 def _stamp(text: str) -> int:
-    """A stamp: a number, or that of the state after a path."""
+    """Return a stamp: a number, or that of the state after a path."""
     return int(text) if text.isdigit() else chained(path(text))[-1]
 
 
 def _states(step: Step, field: str, key: Any, to: Any, *, before: bool = False) -> Step:
-    """The facts of recurrent state with one entry that is other, or gone (None)."""
+    """Return the facts of recurrent state with one entry that is other, or gone (None)."""
     old = (step.before if before else step.after).states
     kept = {k: v for k, v in getattr(old, field).items() if k != key}
     entries = kept if to is None else kept | {key: to}
@@ -201,7 +203,7 @@ SPOILS: dict[str, Callable[..., Step]] = {
 
 
 def spoilt(step: Step, spoils: str) -> Step:
-    """The step with these facts spoilt, one after the other."""
+    """Return the step with these facts spoilt, one after the other."""
     for spoil in filter(None, (each.strip() for each in spoils.split(";"))):
         kind, *words = spoil.split()
         step = SPOILS[kind](step, *words)
@@ -241,12 +243,12 @@ class Rows:
                 self.tables[heading] = {}
 
     def step(self, text: str) -> Step:
-        """A step by its name, or by its sizes and commands."""
+        """Return a step by its name, or by its sizes and commands."""
         sizes, colon, commands = text.partition(":")
         return step_of(_sizes(sizes), *self._commands(commands)) if colon else self.steps[text]
 
     def _commands(self, text: str) -> list[str]:
-        """Each command of a script, those that have a name written out."""
+        """Return each command of a script, those that have a name written out."""
         parts = (part.strip() for part in text.split(";"))
         return [command for part in parts for command in self.scripts.get(part, [part])]
 

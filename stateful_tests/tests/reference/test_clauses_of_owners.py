@@ -37,7 +37,7 @@ def _stay(step: Step, pool: str) -> Iterator[Owned]:
 
 
 def freed_more(step: Step, pool: str) -> Step:
-    """A page that the step left where it was is free."""
+    """Return the step with a free page that it left where it was."""
 
     def change(pools: dict) -> dict:
         now = pools[pool]
@@ -49,7 +49,7 @@ def freed_more(step: Step, pool: str) -> Step:
 
 
 def leak_page(step: Step, pool: str) -> Step | None:
-    """A page that the step freed is nowhere; none where all are somebody's again."""
+    """Return the step with a page that it freed nowhere; None where all are somebody's again."""
     had = {o.page for o in step.before.pools[pool].owned}
     page = next((p for p in step.after.pools[pool].free if p in had), None)
     return None if page is None else without(step, pool, page)
