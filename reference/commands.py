@@ -109,12 +109,12 @@ def prompt_len(prompt: Prompt) -> int:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt as it stands in files and reports, such as "a8b4"."""
+    """Return a prompt as files and reports have it, such as "a8b4"."""
     return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
 
 
 def prompt_of(text: str) -> Prompt:
-    """The prompt that `text`, such as "a8b4", stands for."""
+    """Return the prompt that a text such as "a8b4" stands for."""
     return tuple(
         Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-zA-Z])(-?[0-9]+)", text)
     )
@@ -325,7 +325,7 @@ TREE_COMMANDS = (Match, Unlock, UnlockSwa, Insert, Evict)
 
 
 def kind_name(kind: type) -> str:
-    """A kind of command as it is called in files and reports, such as "spec_decode"."""
+    """Return the name of a kind of command in files and reports, such as "spec_decode"."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 

@@ -39,8 +39,8 @@ class Titles(NamedTuple):
     checkout: str | None = None
 
     def words(self, file: str, clause: str, command: str) -> str:
-        """The name as words: as given, or the file's if that is a clause of a sentence, such as new-fixture
-        wants it, or else the command and what the clause is about."""
+        """Return the title in words: the given name, or the file's if that is a clause of a sentence as
+        new-fixture wants it, or else the command and the title of the clause."""
         if self.name is not None:
             return self.name
         with suppress(NotPossible):

@@ -44,16 +44,17 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
 def _compile_functions(
     source: str, path: Path, names: frozenset[str]
 ) -> tuple[types.CodeType, dict[str, str]]:
-    """Return the code of a module that has the functions alone, and of each function its class, or ""."""
+    """Return the code of a module with nothing but these functions, and the class of each function, "" for
+    none."""
     statements: list[ast.stmt] = []
     owners: dict[str, str] = {}
     for node in ast.parse(source, str(path)).body:
         if isinstance(node, _FUNCTIONS) and node.name in names:
-            statements.append(_bare(node))
+            statements.append(_undecorated(node))
             owners[node.name] = ""
         elif isinstance(node, ast.ClassDef):
             methods = [
-                _bare(member)
+                _undecorated(member)
                 for member in node.body
                 if isinstance(member, _FUNCTIONS) and f"{node.name}.{member.name}" in names
             ]
@@ -70,13 +71,13 @@ def _compile_functions(
 
 
 # Names by which a function asks the host, or does something to it.
-_OF_HOST = frozenset(
+_HOST_NAMES = frozenset(
     {"backends", "cuda", "distributed", "eval", "exec", "get_device_module", "input", "mps", "npu", "open",
      "version", "xpu"}
 )  # fmt: skip
 
 
-def plain(path: Path, env: Collection[str]) -> frozenset[str]:
+def runnable_functions(path: Path, env: Collection[str]) -> frozenset[str]:
     """Return the functions of a file that can run as they are: they need nothing but builtins, names of
     `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
     found: frozenset[str] = _load_or_make(
@@ -86,6 +87,7 @@ def plain(path: Path, env: Collection[str]) -> frozenset[str]:
 
 
 def _runnable(source: str, path: Path, env: Collection[str]) -> frozenset[str]:
+    """Return the runnable functions of a source text (see `runnable_functions`)."""
     needs: dict[str, set[str]] = {}
     for node in ast.parse(source, str(path)).body:
         if isinstance(node, ast.FunctionDef) and not node.decorator_list:
@@ -94,7 +96,7 @@ def _runnable(source: str, path: Path, env: Collection[str]) -> frozenset[str]:
             codes = [*_codes(compile(alone, str(path), "exec", flag, dont_inherit=True))]
             steps = [step for code in codes for step in dis.get_instructions(code)]
             named = {name for code in codes for name in code.co_names}
-            if not named & _OF_HOST and all(step.opname != "IMPORT_NAME" for step in steps):
+            if not named & _HOST_NAMES and all(step.opname != "IMPORT_NAME" for step in steps):
                 loads = {
                     step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
                 }
@@ -113,7 +115,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _bare(function: _Function) -> _Function:
+def _undecorated(function: _Function) -> _Function:
     """Return the function without its decorators."""
     function.decorator_list = []
     return function

@@ -225,8 +225,8 @@ class Checkout:
 
 @contextmanager
 def python_of(root: Path, file: str) -> Iterator[None]:
-    """A block that parses a file under `root` raises UnusableImplementation, with its line, where that is no
-    Python."""
+    """Raise UnusableImplementation, with file and line, where a block that parses a file under `root` finds
+    no Python."""
     try:
         yield
     except (SyntaxError, ValueError) as error:

@@ -389,9 +389,9 @@ _NAMING = ("session", "request", "requests", "lanes", "holder")
 
 
 def relabel(command: Command, renaming: Renaming, state: State) -> Command:
-    """A command of the state that stands for `state`, in the names of `state` itself.
+    """Return a command of the state that stands for `state`, in the names of `state` itself.
 
-    Whoever is not there yet gets the first name that nobody has.
+    A request or session that is not there yet gets the first free name.
     """
     names = dict(renaming.names)
     names_in_use = (

@@ -42,7 +42,7 @@ class Violated(AssertionError):
 
 
 def operation(kind: type | None) -> Callable[[Any], Any]:
-    """A rule whose argument is a command of this kind. It may run while the state calls for one.
+    """Return a rule whose argument is a command of this kind. It may run while the state calls for one.
 
     kind: OUT_OF_TURN stands for any. Hypothesis leaves rules out of a run (swarm testing), by the
     names of their functions. But without `admit` nothing ever runs. So all rules have one name for
@@ -58,7 +58,7 @@ def operation(kind: type | None) -> Callable[[Any], Any]:
 
 
 def _rule_of(kind: type) -> Any:
-    """The rule of a command: its name and its docstring are those of the vocabulary."""
+    """Return the rule of a command, with the docstring of the vocabulary."""
 
     def run(machine: ServerMachine, command: Command) -> None:
         machine.run(command)
@@ -85,7 +85,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @classmethod
     def forget(cls) -> None:
-        """Nothing has been found yet."""
+        """Forget the violations that were found, and count commands from 0."""
         cls.found = {}
         cls.driven = 0
 
@@ -94,7 +94,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @initialize(start=starts())
     def begin(self, start: Start) -> None:
-        """An empty server. The profile says which commands are frequent in this run."""
+        """Start with an empty server. The profile says which commands are frequent in this run."""
         self.profile = start.profile
         self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
         self.commands = []
@@ -105,7 +105,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @operation(OUT_OF_TURN)
     def out_of_turn(self, command: Command) -> None:
-        """A command of any kind that need not apply. Often it is refused: nothing may change."""
+        """Run a command of any kind that need not apply. Often it is refused: nothing may change."""
         self.run(command)
 
     # What holds after every rule. The clauses are those of SPEC.md.
@@ -207,7 +207,7 @@ class ServerMachine(RuleBasedStateMachine):
             self._fail()
 
     def _fail(self) -> None:
-        """A system left the specification: the run ends, and fails unless the base shows the same.
+        """End the run, and fail unless the base shows the same: the system left the specification.
 
         Once a clause is found, only runs that violate it fail: Hypothesis shrinks for that one.
         """

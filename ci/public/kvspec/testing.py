@@ -67,7 +67,8 @@ def machine(
     geometry: Geometry | None = None,
     modes: Sequence[Mode] = (),
 ) -> type[ServerMachine]:
-    """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
+    """Return a Hypothesis machine that drives what `make` returns beside the reference. Its `TestCase` is a
+    test.
 
     machines: sessions, tree, both.
     presets: sizes to run with, fitted to the system; without them all, and drawn sizes.

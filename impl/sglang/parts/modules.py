@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.loading.function_cuts import cut, plain
+from impl.loading.function_cuts import cut, runnable_functions
 from impl.loading.isolation import Bookkeeping, Provided
 from impl.loading.isolation import install as install_hook
 
@@ -104,7 +104,7 @@ def install(
         "_warned_bool_env_var_keys": set(),
     }
     common = root / "sglang/srt/utils/common.py"
-    utilities = cut(common, plain(common, env), env) | dict.fromkeys(HOST_QUESTIONS, _no)
+    utilities = cut(common, runnable_functions(common, env), env) | dict.fromkeys(HOST_QUESTIONS, _no)
     utilities |= dict.fromkeys(OF_A_GPU, lambda *_, **__: gpu)
     for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
         provided[name] = {**utilities, **provided.get(name, {})}

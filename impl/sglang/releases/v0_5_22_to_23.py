@@ -79,8 +79,8 @@ class Release0522(Release0521):
             req.swa_branching_seqlen = None
 
     def keeps(self, req: Any) -> dict[str, bool]:
-        """A finished request whose last state a batch in flight may overwrite leaves the tree nothing: the
-        processing of its result says so (extra_buffer_lazy)."""
+        """Return the arguments of a release, as before; a finished request whose last state a batch in flight
+        may overwrite leaves the tree nothing, as the processing of its result says (extra_buffer_lazy)."""
         kept = super().keeps(req)
         return {self.keeping: kept[self.keeping] and self._at_end.pop(req.rid, True)}
 

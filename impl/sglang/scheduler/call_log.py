@@ -90,7 +90,7 @@ class Calls:
         self._wrap(driver, "_compute", self._compute)
         if hasattr(driver, "_load_prefix"):  # with a host tier
             self._wrap(driver, "_load_prefix", lambda req, _: f"load_back(server, {self._name(req)})")
-            self._wrap(driver, "_promise", lambda _: "")
+            self._wrap(driver, "_note_promised_match", lambda _: "")
 
     def begin_server(self) -> None:
         """Begin the lines of another server of the driver."""

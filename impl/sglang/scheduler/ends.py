@@ -52,8 +52,8 @@ class Ends(OnServer):
         return self._kept_choices(turn, allocated, turn.origin + command.finished_len, first)
 
     def _ends_by_stop(self, turn: LiveRequest, outputs: int) -> bool:
-        """The result that ends the turn has outputs behind the end: after an even number a stop token ends
-        it, after an odd one the limit."""
+        """Return whether a stop token ends the turn. Where its last result has outputs behind the end, one
+        does after an even number of outputs, and the limit does after an odd one."""
         done = len(turn.req.output_ids)
         last = len(turn.pending[0].tokens) if turn.pending else turn.last_result_len
         first = done if turn.pending else done - last

@@ -219,7 +219,7 @@ class Watcher:
             self.note_failure("tier", error)
 
     def ask_storage(self, *_: Any, **__: Any) -> Steps:
-        """A request is matched to see what to ask a storage for, and not to be admitted."""
+        """Note that a request is matched to see what to ask a storage for, and not to be admitted."""
         self._asks = True
         try:
             yield

@@ -193,7 +193,7 @@ class SaysADictionary(ExampleEngine):
 
 
 def _saying(of: type, *commands: str, **more: object) -> type:
-    """An adapter whose capabilities contradict themselves."""
+    """Return an adapter whose capabilities contradict themselves."""
     says = replace(of.capabilities, commands=of.capabilities.commands | {*commands}, **more)
     return type("Contradicts", (of,), {"capabilities": says})
 

@@ -30,7 +30,7 @@ NAMES = itertools.count()
 
 
 def started(folder: Path, code: str, *arguments: str, launch=fork_server.launch, **variables):
-    """The process of a module with this code. It prints errors to the file `errors`."""
+    """Return the process of a module with this code. It prints errors to the file `errors`."""
     name = f"module_{next(NAMES)}"
     body = textwrap.indent(code.strip(), "    ")
     (folder / f"{name}.py").write_text(f"if __name__ == '__main__':\n{body}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from impl.loading import function_cuts
-from impl.loading.function_cuts import cut, plain
+from impl.loading.function_cuts import cut, runnable_functions
 
 SERVER = """
 import a_package_that_nobody_has
@@ -107,5 +107,5 @@ def test_functions_that_need_nothing_of_a_server_are_plain(tmp_path):
         "@wrapped\ndef wrapped_up(n): return n\n"
         "def set_flag(flag):\n    def inner(): return flag\n    return inner\n"
     )
-    assert plain(file, {"torch"}) == {"ceil", "needed", "set_flag"}
-    assert {"pages", "of_pages", "default"} <= plain(file, {"torch", "SIZE"})
+    assert runnable_functions(file, {"torch"}) == {"ceil", "needed", "set_flag"}
+    assert {"pages", "of_pages", "default"} <= runnable_functions(file, {"torch", "SIZE"})

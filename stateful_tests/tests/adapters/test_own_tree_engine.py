@@ -152,7 +152,7 @@ def test_planted_faults_of_the_engine_are_named(fault, clause):
 
 
 def step_of(*commands: Command) -> Step:
-    """The last step of a run with pages of two tokens."""
+    """Return the last step of a run with pages of two tokens."""
     lockstep = Lockstep(make(), replace(PRESETS["page2"], tree=True), Mode.FREE)
     for command in commands:
         lockstep.do(command)

@@ -25,7 +25,7 @@ def violation(*clauses: str, step: int = 1) -> Violation:
 
 
 def finding_of(*clauses: str, trace: Trace = TRACE) -> Finding:
-    """A finding of the first clause; the others fail at the same step of its trace."""
+    """Return a finding of the first clause; the others fail at the same step of its trace."""
     run = Run(replace(trace, clause=clauses[0]), "torch", (), violation(*clauses))
     return Finding(clauses[0], run, (Mode.FAITHFUL,), 1, 0.0, 0)
 
@@ -55,16 +55,27 @@ def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
     assert [*looked.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
 
 
-def test_a_violation_that_an_earlier_trace_shows_is_not_shrunk(shrunk):
-    """A consequence that comes up later, beside the same clause; in another mode it may say more."""
+@pytest.fixture
+def finder_of_pub(shrunk):
+    """A finder that has shrunk a trace of PUB-1, and found RUN-3 beside PUB-1 in a later one."""
     looked = Finder(SimpleNamespace(name="torch"))
     looked.take(violation("PUB-1"), TRACE)
     looked.take(violation("RUN-3", "PUB-1"), replace(TRACE, commands=(Open("s2"), Close("s2"))))
+    return looked
+
+
+def test_a_violation_that_an_earlier_trace_shows_is_not_shrunk(finder_of_pub, shrunk):
     assert shrunk == ["PUB-1"]
-    assert looked.new["RUN-3"].commands == looked.new["PUB-1"].commands
-    looked.take(violation("OWN-3"), TRACE)
-    assert shrunk[1:] == ["OWN-3"]
-    looked.take(violation("LEN-1", "RUN-3"), replace(TRACE, mode=Mode.FREE))
+    assert finder_of_pub.new["RUN-3"].commands == finder_of_pub.new["PUB-1"].commands
+
+
+def test_a_violation_by_itself_is_shrunk(finder_of_pub, shrunk):
+    finder_of_pub.take(violation("OWN-3"), TRACE)
+    assert shrunk == ["PUB-1", "OWN-3"]
+
+
+def test_a_violation_beside_a_known_one_in_another_mode_is_shrunk(finder_of_pub, shrunk):
+    finder_of_pub.take(violation("LEN-1", "RUN-3"), replace(TRACE, mode=Mode.FREE))
     assert "LEN-1" in shrunk
 
 
@@ -89,9 +100,9 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     other = replace(TRACE, commands=(*TRACE.commands, Open("s3")))
     of_pub = finding_of("PUB-1", "RUN-3", trace=longer)
     of_run = finding_of("RUN-3", "PUB-1")
-    of_hit = finding_of("OWN-3", trace=other)
-    assert group_by_cause([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
-    assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
+    of_own = finding_of("OWN-3", trace=other)
+    assert group_by_cause([of_pub, of_own, of_run]) == [[of_run, of_pub], [of_own]]
+    assert group_by_cause([of_own, of_pub, of_run]) == [[of_own], [of_run, of_pub]]
 
 
 def test_the_headline_of_a_trace_is_the_cause_of_its_violations():

@@ -31,7 +31,7 @@ def failing_trace(clause, step, *also, observed="y"):
 
 
 def alone(clause, step, first):
-    """A violation of a clause that is checked past another's."""
+    """Return a violation of a clause that is checked past another's."""
     return replace(failing_trace(clause, step), first_violation=failing_trace(first, step))
 
 

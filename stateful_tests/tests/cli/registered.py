@@ -14,8 +14,8 @@ from impl.loading.wheel_parts import unpack_parts
 
 
 def folders(engine: str, table: dict[str, Any]) -> list[Path]:
-    """The folder of the release, and one of the files that no adapter reads: `table["more"]`, fetched once.
-    Raises UnusableImplementation and OSError without an index."""
+    """Return the folder of the release, and one of the files that no adapter reads:
+    `table["more"]`, fetched once. Raises UnusableImplementation and OSError without an index."""
     release = table["release"]
     beginnings = tuple(table.get("more", ()))
     folders_found = [cache_folder() / f"{engine}-{release}"]
@@ -33,7 +33,7 @@ def folders(engine: str, table: dict[str, Any]) -> list[Path]:
 
 
 def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
-    """All names that `found` and `fields` of a table find below the folders."""
+    """Return all names that `found` and `fields` of a table find below the folders."""
     roots = list(roots)
     names_found = {
         name
@@ -49,8 +49,8 @@ def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
 
 
 def _fields(text: str, kind: str) -> Iterator[str]:
-    """The fields of a class with their defaults, such as "CacheConfig.block_size=16": what its body declares,
-    and without that what its constructor takes."""
+    """Yield the fields of a class with their defaults, such as "CacheConfig.block_size=16": what
+    its body declares, and without that what its constructor takes."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and node.name == kind:
             declared = list(_declarations(node))
@@ -78,7 +78,7 @@ def _parameters_taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None
 
 
 def _report_text(default: ast.expr) -> str:
-    """A default; of `field(default=..)` and `field(default_factory=..)` what it says."""
+    """Return a default; of `field(default=..)` and `field(default_factory=..)` what it says."""
     said = {}
     if isinstance(default, ast.Call):
         said = {word.arg: ast.unparse(word.value) for word in default.keywords}

@@ -77,7 +77,7 @@ def entries(text):
 
 
 def answer(kvspec, query: str) -> list[str]:
-    """The first line of the answer to these words, and the first four rows."""
+    """Return the first line of the answer to these words, and the first four rows."""
     code, text, _ = kvspec("bugs", *query.split())
     assert code == 0
     return entries(text)[:5]

@@ -197,7 +197,8 @@ def test_findings_are_annotated(tmp_path):
 def written(
     tmp_path: Path, *findings: Any, base: str | None = None, masks: Sequence[Mask] = (), **more: Any
 ) -> Any:
-    """The document of a check in which one machine met what was found, and what the known faults explain."""
+    """Return the document of a check in which one machine met what was found, and what the known
+    faults explain."""
     result = check_result(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
     masked = {clause for mask in masks for clause in mask.fault.clauses}

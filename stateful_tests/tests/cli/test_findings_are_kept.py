@@ -110,7 +110,7 @@ def test_a_tour_that_is_ended(tmp_path):
 
 
 def _found_line(lines: IO[str]) -> str:
-    """The first line that says what was found; a slow machine tells of its progress before."""
+    """Return the first line that says what was found; a slow machine tells of its progress before."""
     return next(line for line in lines if line.startswith("found "))
 
 

@@ -37,12 +37,12 @@ def root_of(version: str) -> Path:
 
 
 def with_fixes(version: str, folder: Path) -> Path:
-    """A checkout of a release with its fixes."""
+    """Return a checkout of a release with its fixes."""
     return checkout_with(root_of(version), folder, *FIXES, release=version)
 
 
 def assertions_in(text: str) -> list[str]:
-    """The assertions of a test, without their message."""
+    """Return the assertions of a test, without their message."""
     text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
     text = text.replace("( ", "(")
     matches = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
@@ -50,7 +50,8 @@ def assertions_in(text: str) -> list[str]:
 
 
 def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
-    """A random run as a test: where the driver has come to, to the slot, the test must come to.
+    """Return a random run as a test: where the driver has come to, to the slot, the test must come
+    to.
 
     Those with odd numbers import what they need from one module.
     """

@@ -105,7 +105,7 @@ def exports_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator
 
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
-    """On the release, and on the checkout that has fixed it.
+    """Assert that tests fail on the release and pass on the checkout that has fixed it.
 
     alike: fail at their end on the release.
     """

@@ -21,7 +21,7 @@ from stateful_tests.tests.export.test_export import FAULTS, FIXTURES, NEW, OLD, 
 
 
 def release_with_calls(implementation: str) -> SGLangSystem:
-    """A release that notes its calls; skips where it is unavailable."""
+    """Return a release that notes its calls; skips where it is unavailable."""
     try:
         system = registry.resolve(f"sglang=={implementation}", calls=True)
     except UnusableImplementation as error:

@@ -18,7 +18,7 @@ from stateful_tests.check.run_driver import drive
 from stateful_tests.check.run_batches import RunBatch
 from stateful_tests.check.known_faults.explanation import explaining_masks, known_fault
 from stateful_tests.check.known_faults.masks import masks
-from stateful_tests.check.known_faults.trace_reductions import no_paused_request
+from stateful_tests.check.known_faults.trace_reductions import remove_paused_requests
 from stateful_tests.check.plan_order import configurations, planned_runs
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
@@ -211,9 +211,9 @@ def test_a_fault_beside_a_known_one_is_new_where_it_violates_more(with_store, tm
 
 def test_a_paused_request_is_left_out_with_its_commands(with_store):
     trace = traces.load(FOLDER / "lmdeploy-0.16.0" / "a_paused_request_is_matched_behind_its_blocks.json")
-    less = no_paused_request(with_store, trace)
+    less = remove_paused_requests(with_store, trace)
     assert {c.request for c in less.commands if isinstance(c, Add)} == {"r2", "r3"}
-    assert no_paused_request(with_store, less) == less
+    assert remove_paused_requests(with_store, less) == less
 
 
 def test_an_undriven_setting_is_refused_in_one_line(system):

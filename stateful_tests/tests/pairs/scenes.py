@@ -40,7 +40,7 @@ def server(
     table: tuple[int, ...] | None = None, status: str = "WAITING", computed: int = 0, name: str = "r1",
     kept: tuple[int, ...] = (), memory: Any = NONE, **more: Any,
 ) -> BlockFacts:  # fmt: skip
-    """A server with one request or none.
+    """Return a server with one request or none.
 
     memory: of block 1.
     """
@@ -154,7 +154,7 @@ NOTATION = Notation(
 
 
 def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
-    """The commands of a row, each with the facts after it."""
+    """Return the commands of a row, each with the facts after it."""
     life = list[tuple[PairCommand, PairFacts]]()
     facts = PairFacts(EMPTY, EMPTY)
     for line in lines:
@@ -175,7 +175,7 @@ def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
 def steps(
     life: list[tuple[PairCommand, PairFacts]], config: PairConfig = PAIR
 ) -> Iterator[PairStep]:
-    """The steps of a life."""
+    """Yield the steps of a life."""
     beside = PairRecord(config)
     before = PairFacts(EMPTY, EMPTY)
     for command, after in life:
@@ -187,7 +187,7 @@ def steps(
 def failures(
     life: list[tuple[PairCommand, PairFacts]], config: PairConfig = PAIR
 ) -> list[tuple[str, Failure]]:
-    """The clauses of pairs that fail at the first step at which one does."""
+    """Return the clauses of pairs that fail at the first step at which one does."""
     for step in steps(life, config):
         found = [(name, each.check(step)) for name, each in OF_PAIRS.items()]
         if failed := [(name, failure) for name, failure in found if failure is not None]:

@@ -26,7 +26,7 @@ REASONS = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encod
 
 
 def last_release_of(fault):
-    """The newest release that has a fault."""
+    """Return the newest release that has a fault."""
     return [version for version in RELEASES if fault.is_in(version)][-1]
 
 

@@ -35,7 +35,7 @@ FAULTS = planted_faults("prove/faults.toml").values()
 
 
 def faulty_source(fault):
-    """The module of the contracts with the fault in it."""
+    """Return the module of the contracts with the fault in it."""
     [edit] = fault.edits
     return edit.text(HOME)
 
@@ -148,7 +148,7 @@ def test_the_window_theorem_on_every_small_case(margin):
 
 
 def _condition(text: str, names: dict[str, Any]) -> bool:
-    """A printed condition as an expression."""
+    """Return a printed condition as an expression."""
     return bool(eval(text.replace("2P", "2 * P"), dict(names)))
 
 
@@ -183,7 +183,7 @@ def test_crosshair_refutes_no_contract():
 
 
 def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
-    """What it refutes, a line each."""
+    """Return what CrossHair refutes, a line each."""
     command = [
         sys.executable,
         "-m",

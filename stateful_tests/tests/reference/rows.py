@@ -30,8 +30,9 @@ from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 from reference.recurrent_states import chained
 from stateful_tests.tests.reference.spoilt_facts import (
-    ONE, PLAIN, TREE, also_owned, as_refused, change_facts, free_pages, freed_less, hand_over, in_tree,
-    move_slots, node, one_lost, one_twice, pages, path, reads, step_of, without,
+    ONE, PLAIN, TREE, add_owner, as_refused, change_facts, replace_free_pages, keep_freed_page,
+    hand_to_tree, change_tree, with_cursors, node, lose_free_page, double_free_page, pages, path,
+    reads, step_of, without,
 )  # fmt: skip
 from stateful_tests.traces.notation import parse
 
@@ -61,7 +62,8 @@ class Row(NamedTuple):
 
 
 def value(text: str, was: Any = None) -> Any:
-    """A value: a number, a list ("1,2", "2..7", "none*3"; "_" keeps what was there), a path, or a name."""
+    """Return a value: a number, a list ("1,2", "2..7", "none*3"; "_" keeps what was there), a path,
+    or a name."""
     if text in _NAMED:
         return _NAMED[text]
     if text.lstrip("-").isdigit():
@@ -88,12 +90,13 @@ def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False)
     """Other facts of a request or a session, or of its cursors."""
     fields = _fields(list(words), getattr(step.after, what).get(name))
     if fields.keys() <= set(Cursors._fields):
-        return change_facts(step, before=before, **{what: move_slots(name, **fields)})
+        return change_facts(step, before=before, **{what: with_cursors(name, **fields)})
     return change_facts(step, **{what: lambda has: has | {name: has[name]._replace(**fields)}})
 
 
 def _follow_step(step: Step, *words: str) -> Step:
-    """The reference has followed a choice: its first request is another, or has other cursors."""
+    """Return the step as one in which the reference has followed a choice: its first request is
+    another, or has other cursors."""
     request = step.now.requests[0]
     fields = _fields(list(words))
     if fields.keys() <= set(Cursors._fields):
@@ -106,12 +109,12 @@ def _chose(step: Step, name: str, *words: str) -> Step:
 
 
 def _stamp(text: str) -> int:
-    """A stamp: a number, or that of the state after a path."""
+    """Return a stamp: a number, or that of the state after a path."""
     return int(text) if text.isdigit() else chained(path(text))[-1]
 
 
 def _states(step: Step, field: str, key: Any, to: Any, *, before: bool = False) -> Step:
-    """The facts of recurrent state with one entry that is other, or gone (None)."""
+    """Return the facts of recurrent state with one entry that is other, or gone (None)."""
     old = (step.before if before else step.after).states
     kept = {k: v for k, v in getattr(old, field).items() if k != key}
     entries = kept if to is None else kept | {key: to}
@@ -152,24 +155,24 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "session": partial(_bearer, "sessions"),
     "session_before": partial(_bearer, "sessions", before=True),
     "reads": lambda step, name, *words: reads(step, name, **_fields(list(words), step.after.holders[name])),
-    "tree": lambda step, *words: in_tree(step, **_fields(list(words))),
+    "tree": lambda step, *words: change_tree(step, **_fields(list(words))),
     "tree_as_before": lambda step: change_facts(step, tree=step.before.tree),
     "node": lambda step, number, *words: node(
         step, int(number), **_fields(list(words), step.after.tree.nodes[int(number)])),
-    "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
-    "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
+    "first_node_gone": lambda step: change_tree(step, nodes=lambda nodes: nodes[1:]),
+    "long_node": lambda step: change_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
-    "a_page_before": lambda step, key: in_tree(
+    "a_page_before": lambda step, key: change_tree(
         step, before=True, pages={path(key): TreePage((), has_swa=True)}
     ),
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
-    "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
-    "freed_less": freed_less,
-    "handed_over": lambda step, holder, at: hand_over(step, holder, int(at)),
-    "lost": one_lost,
-    "twice": one_twice,
+    "locks": lambda step, name, slots: change_tree(step, lock_holders={name: value(slots)}),
+    "freed_less": keep_freed_page,
+    "handed_over": lambda step, holder, at: hand_to_tree(step, holder, int(at)),
+    "lost": lose_free_page,
+    "twice": double_free_page,
     "nowhere": lambda step, pool, page: without(step, pool, int(page)),
-    "free": lambda step, pool, page: free_pages(step, int(page), pool=pool),
+    "free": lambda step, pool, page: replace_free_pages(step, int(page), pool=pool),
     "free_lists": lambda step, listed: change_facts(
         step, pools=lambda pools: {name: pool._replace(free=value(listed)) for name, pool in pools.items()}),
     "free_rows": lambda step, rows: change_facts(step, free_rows=value(rows, step.after.free_rows)),
@@ -194,13 +197,13 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "verifies": lambda step: change_facts(step, states=step.after.states._replace(verifies=True)),
     "free_states": lambda step, listed: change_facts(
         step, states=lambda states: states._replace(free=value(listed))),
-    "owned": lambda step, pool, holder, at, page: also_owned(
+    "owned": lambda step, pool, holder, at, page: add_owner(
         step, pool, Owned(holder.replace("_", " "), int(at), int(page))),
 }  # fmt: skip
 
 
 def spoilt(step: Step, spoils: str) -> Step:
-    """The step with these facts spoilt, one after the other."""
+    """Return the step with these facts spoilt, one after the other."""
     for spoil in filter(None, (each.strip() for each in spoils.split(";"))):
         kind, *words = spoil.split()
         step = SPOILS[kind](step, *words)
@@ -240,12 +243,12 @@ class Rows:
                 self.tables[heading] = {}
 
     def step(self, text: str) -> Step:
-        """A step by its name, or by its sizes and commands."""
+        """Return a step by its name, or by its sizes and commands."""
         sizes, colon, commands = text.partition(":")
         return step_of(_sizes(sizes), *self._commands(commands)) if colon else self.steps[text]
 
     def _commands(self, text: str) -> list[str]:
-        """Each command of a script, those that have a name written out."""
+        """Return each command of a script, those that have a name written out."""
         parts = (part.strip() for part in text.split(";"))
         return [command for part in parts for command in self.scripts.get(part, [part])]
 

@@ -25,13 +25,12 @@ PLAIN = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, wid
 
 
 def step_of(geometry: Geometry, *commands: Command | str) -> Step:
-    """The last of these commands, some of them as text, on the reference as a system."""
+    """Return the step of the last of these commands, some of them as text, on the reference as a system."""
     system = ReferenceSystem()
     state = model.initial(geometry)
     system.reset(geometry)
-    for command in (
-        c for each in commands for c in (script(each) if isinstance(each, str) else (each,))
-    ):
+    scripts = (script(each) if isinstance(each, str) else (each,) for each in commands)
+    for command in (command for commands_of_script in scripts for command in commands_of_script):
         before = facts_of(system.view(), geometry)
         was = state
         state, expected = model.step(was, command)
@@ -51,7 +50,7 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
 
 
 def change_facts(step: Step, *, before: bool = False, **facts: Any) -> Step:
-    """The step with other facts after it (or before it). A function is given what there is."""
+    """Return the step with other facts after it (or before it). A function is given what there is."""
     side = "before" if before else "after"
     old: Facts = getattr(step, side)
     new = {
@@ -61,8 +60,8 @@ def change_facts(step: Step, *, before: bool = False, **facts: Any) -> Step:
     return replace(step, **{side: old._replace(**new)})
 
 
-def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
-    """The same for parts of the tree."""
+def change_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
+    """Return the step with other parts of the tree, as `change_facts` does."""
     old = (step.before if before else step.after).tree
     new = {
         name: value(getattr(old, name)) if callable(value) else value
@@ -72,27 +71,33 @@ def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
 
 
 def node(step: Step, number: int, **parts: Any) -> Step:
-    """The same for one node, in the order of paths."""
+    """Return the step with another node of the tree.
+
+    number: of the node, in the order of paths.
+    """
 
     def change(nodes: Any) -> list[NodeFacts]:
         return [n._replace(**parts) if i == number else n for i, n in enumerate(nodes)]
 
-    return in_tree(step, nodes=change)
+    return change_tree(step, nodes=change)
 
 
 def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
-    """The pages of the only path: L live, T a tombstone, - not there."""
+    """Return the step with other pages of the only path.
+
+    pattern: a letter for each page: L live, T a tombstone, - not there.
+    """
     tree = (step.before if before else step.after).tree
     marked = {
         path: TreePage(page.slots, has_swa=mark == "L")
         for (path, page), mark in zip(sorted(tree.pages.items()), pattern)
         if mark != "-"
     }
-    return in_tree(step, before=before, pages=marked)
+    return change_tree(step, before=before, pages=marked)
 
 
-def move_slots(name: str, **cursors: int) -> Callable[[dict], dict]:
-    """Requests or sessions with other cursors of one of them."""
+def with_cursors(name: str, **cursors: int) -> Callable[[dict], dict]:
+    """Return a change of requests or sessions: other cursors for one of them."""
 
     def change(has: dict) -> dict:
         field = "slot" if hasattr(has[name], "slot") else "cursors"
@@ -104,8 +109,8 @@ def move_slots(name: str, **cursors: int) -> Callable[[dict], dict]:
 
 
 def cursors(step: Step, **values: int) -> Step:
-    """The step with other cursors of r1."""
-    return change_facts(step, requests=move_slots("r1", **values))
+    """Return the step with other cursors of r1."""
+    return change_facts(step, requests=with_cursors("r1", **values))
 
 
 def text(letters: str) -> Any:
@@ -117,12 +122,12 @@ def path(letters: str) -> tuple[int, ...]:
 
 
 def as_refused(step: Step) -> Step:
-    """The step as one that was refused."""
+    """Return the step as one that was refused."""
     return replace(step, outcome=Refused(Reason.OUT_OF_FULL))
 
 
-def freed_less(step: Step, pool: str) -> Step:
-    """A page that the step freed is still owned."""
+def keep_freed_page(step: Step, pool: str) -> Step:
+    """Return the step with a page that it freed still owned."""
 
     def change(pools: dict) -> dict:
         was = step.before.pools[pool]
@@ -134,14 +139,15 @@ def freed_less(step: Step, pool: str) -> Step:
     return change_facts(step, pools=change)
 
 
-def also_owned(step: Step, pool: str, owned: Owned) -> Step:
+def add_owner(step: Step, pool: str, owned: Owned) -> Step:
+    """Return the step with another owner of a page."""
     return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])}
     )
 
 
-def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
-    """The free list with other pages at its end."""
+def replace_free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
+    """Return the step with other pages at the end of a free list."""
     free = step.after.pools[pool].free
     return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])}
@@ -149,7 +155,7 @@ def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
 
 
 def without(step: Step, pool: str, page: int) -> Step:
-    """Nobody has the page, and it is not free."""
+    """Return the step with a page that nobody has and that is not free."""
 
     def change(pools: dict) -> dict:
         now = pools[pool]
@@ -160,21 +166,21 @@ def without(step: Step, pool: str, page: int) -> Step:
     return change_facts(step, pools=change)
 
 
-def hand_over(step: Step, holder: str, at: int) -> Step:
-    """A full page that the step freed is the tree's."""
+def hand_to_tree(step: Step, holder: str, at: int) -> Step:
+    """Return the step with a full page that it freed as the tree's."""
     page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
     text = next(h.text for h in step.holders_before if h.name == holder)
     name = page_name(tuple(text_tokens(text))[: 2 * at + 2])
-    return also_owned(without(step, "full", page), "full", Owned(name, at, page))
+    return add_owner(without(step, "full", page), "full", Owned(name, at, page))
 
 
-def one_lost(step: Step, pool: str) -> Step:
-    """A free page is nowhere."""
+def lose_free_page(step: Step, pool: str) -> Step:
+    """Return the step without one of the free pages."""
     return change_facts(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
 
 
-def one_twice(step: Step, pool: str) -> Step:
-    """A free page is nowhere, another there twice."""
+def double_free_page(step: Step, pool: str) -> Step:
+    """Return the step without one of the free pages, and with another twice."""
     free = step.after.pools[pool].free
     return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])}
@@ -182,6 +188,7 @@ def one_twice(step: Step, pool: str) -> Step:
 
 
 def reads(step: Step, name: str, **reads: Any) -> Step:
+    """Return the step with other reads of a holder."""
     return change_facts(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
 
 

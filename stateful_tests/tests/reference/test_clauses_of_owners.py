@@ -15,7 +15,7 @@ from reference.state import Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (
-    TREE, as_refused, assert_clause, change_facts, freed_less, node, step_of, without,
+    TREE, as_refused, assert_clause, change_facts, keep_freed_page, node, step_of, without,
 )  # fmt: skip
 
 FILE = Rows(Path(__file__).with_name("clauses_of_owners.txt"))
@@ -37,7 +37,7 @@ def _stay(step: Step, pool: str) -> Iterator[Owned]:
 
 
 def freed_more(step: Step, pool: str) -> Step:
-    """A page that the step left where it was is free."""
+    """Return the step with a free page that it left where it was."""
 
     def change(pools: dict) -> dict:
         now = pools[pool]
@@ -49,7 +49,7 @@ def freed_more(step: Step, pool: str) -> Step:
 
 
 def leak_page(step: Step, pool: str) -> Step | None:
-    """A page that the step freed is nowhere; none where all are somebody's again."""
+    """Return the step with a page that it freed nowhere; None where all are somebody's again."""
     had = {o.page for o in step.before.pools[pool].owned}
     page = next((p for p in step.after.pools[pool].free if p in had), None)
     return None if page is None else without(step, pool, page)
@@ -71,7 +71,7 @@ def test_a_page_more_or_less_is_reported(name, clause, pool):
     assert_clause(clause, step, None)
     wrongs = [found] if (found := leak_page(step, pool)) is not None else []
     if any(not holder.startswith("tree ") for holder in pages_owed(step)[pool]):
-        wrongs.append(freed_less(step, pool))
+        wrongs.append(keep_freed_page(step, pool))
     if any(_stay(step, pool)):
         wrongs.append(freed_more(step, pool))
     for wrong in wrongs:
@@ -173,7 +173,7 @@ def test_a_round_in_flight_computes_one_token_that_nobody_has_claimed():
 
 
 def test_a_duplicate_that_stays_is_reported_where_nothing_moves():
-    step = freed_less(FILE.step("tree: CHUNK; insert h1 a4; extend r1 +4"), "full")
+    step = keep_freed_page(FILE.step("tree: CHUNK; insert h1 a4; extend r1 +4"), "full")
     assert_clause("FREE-1", change_facts(step, before=True, pools=step.after.pools), "full pages of r1")
 
 

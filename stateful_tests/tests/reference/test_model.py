@@ -29,7 +29,7 @@ ONE_ROW = replace(PAGE4, full_pages=2, swa_pages=2, rows=1)
 
 
 def after(text: str, mode: Mode = Mode.FREE, sizes: Geometry = PAGE4) -> State:
-    """The state after commands that must all be done."""
+    """Return the state after commands that must all be done."""
     state = initial(sizes, mode)
     for command in script(text):
         state, outcome = step(state, command)
@@ -38,7 +38,7 @@ def after(text: str, mode: Mode = Mode.FREE, sizes: Geometry = PAGE4) -> State:
 
 
 def does(state: State, text: str, *choices: Choice) -> Cursors:
-    """The cursors of r1 after one more command, for which a system chose."""
+    """Return the cursors of r1 after one more command, for which a system chose."""
     return step(state, *script(text), list(choices))[0].request("r1").cursors
 
 

@@ -268,7 +268,7 @@ def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
 def _names(
     state: State, request: Request | None, session: Session | None, given: dict[str, int]
 ) -> dict[str, Any]:
-    """What a formula may use."""
+    """Return what a formula may use."""
     window = state.config.geometry.window
     slot = session.slot if session is not None else None
     late = request is not None and request.in_flight
@@ -298,7 +298,7 @@ def _case(rule: Rule, names: dict[str, Any]) -> Case:
 
 
 def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
-    """What a transition does that the rule does not say, in a few words."""
+    """Return what a transition does that the rule does not say, in a few words."""
     expected: dict[tuple[str, str], set[int]] = {}
     about = [(was.request(name), given) for name, given in _lanes(command)]
     for request, given in about or [(None, {})]:
@@ -326,7 +326,7 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
 
 
 def _cursors_in_table(now: State, request: Request | None, holder: str) -> list[Cursors]:
-    """The cursors of a request, and those of its session's slot where both show."""
+    """Return the cursors of a request, and those of its session's slot where both show."""
     then = now.request(request.name) if request else None
     slot = now.session(holder)
     shown = [then.cursors] if then is not None and then.cursors is not None else []
@@ -336,7 +336,7 @@ def _cursors_in_table(now: State, request: Request | None, holder: str) -> list[
 
 
 def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int]]) -> str:
-    """A pool in which other pages went back than expected."""
+    """Return a pool in which other pages went back than expected."""
     size = was.config.geometry.page_size
     window = was.config.geometry.window
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))

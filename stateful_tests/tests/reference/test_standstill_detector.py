@@ -6,7 +6,7 @@ from reference.standstill_detector import FOR_EVER, StandstillDetector
 
 
 def visit_states(*states):
-    """The last standstill of these states: (state, what is due, whether it runs)."""
+    """Return the last standstill of these states: (state, what is due, whether it runs)."""
     detector = StandstillDetector()
     for state, due, runs in states:
         if state == "token":

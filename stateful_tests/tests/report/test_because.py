@@ -41,7 +41,7 @@ BUGS = {
 
 @cache
 def violating_run(name: str) -> Run:
-    """A fixture on the implementation with its bug."""
+    """Return the run of a fixture on the implementation with its bug."""
     trace = BUGS[name]
     system = resolve(f"torch+{trace.bug}")
     try:

@@ -241,7 +241,7 @@ def test_a_refused_command_changes_nothing(real, tree, preset_name, begin, comma
 
 
 def with_memory_of(before: View, after: View) -> View:
-    """The view `after`, with the stamps, the tree and the free pages of `before`."""
+    """Return the view `after`, with the stamps, the tree and the free pages of `before`."""
     return structs.replace(
         after,
         full_stamps=before.full_stamps,

@@ -22,7 +22,7 @@ OF_NO_FACT = {"version", "facts", "renamed"}
 
 
 def members_of(kind):
-    """What a class says otherwise than the first release, or adds."""
+    """Return what a class says otherwise than the first release, or adds."""
     bases = [base for base in kind.__mro__ if base.__module__.startswith("impl.sglang.releases.v")]
     own = {name for base in bases if base is not Release0510 for name in vars(base)}
     return {name for name in own if not name.startswith("__")}

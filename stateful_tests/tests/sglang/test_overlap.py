@@ -30,7 +30,7 @@ SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, wid
 
 
 def trace_all_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
-    """A trace that expects Done of every command."""
+    """Return a trace that expects Done of every command."""
     return Trace(
         sizes, Mode.FAITHFUL, commands, expected=tuple((n, Done()) for n in range(len(commands)))
     )
@@ -68,7 +68,7 @@ def system(version, release):
 
 
 def play(system: SGLangSystem, *commands: Command) -> Cursors:
-    """The cursors of `a` after these commands, each of which must be done."""
+    """Return the cursors of `a` after these commands, each of which must be done."""
     system.reset(replace(SIZES, settings=(("SGLANG_SWA_EVICTION_INTERVAL", "1"),)))
     for command in commands:
         outcome = system.apply(command)
@@ -186,7 +186,8 @@ def test_ends_with_results_in_flight_conform(ends, system, version):
 
 
 def trace_under_overlap(path: Path, fault: KnownFault, version: str) -> Trace | None:
-    """The trace of a known fault as this release shows it under overlap; None for another release."""
+    """Return the trace of a known fault as this release shows it under overlap; None for another
+    release."""
     own = path.parent.name.endswith("+overlap")
     if version not in (overlapped_releases(path) if own else since(fault)) or path.stem in NOT_YET:
         return None

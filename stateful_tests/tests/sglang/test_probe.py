@@ -176,7 +176,7 @@ FAILS = {
 
 
 def begin(system: SGLangSystem) -> object:
-    """The outcome of the first prefill."""
+    """Return the outcome of the first prefill."""
     system.reset(preset("page1"))
     for command in (Submit("r", None, 2), Admit("r")):
         assert not isinstance(system.apply(command), Broken)

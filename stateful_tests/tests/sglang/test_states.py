@@ -108,7 +108,7 @@ def test_scenes_with_tracked_states(release, version, text):
 
 
 def _lazily(system, text, page_size):
-    """A run of a scene, with slots for as many requests as it has."""
+    """Return a run of a scene, with slots for as many requests as it has."""
     states = 4 + 4 * ("r2" in text)
     sizes = replace(preset("state-lazy-tight"), tree=True, states=states, page_size=page_size)
     lockstep = Lockstep(system, sizes, Mode.FAITHFUL)

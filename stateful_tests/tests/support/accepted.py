@@ -27,6 +27,6 @@ def accepted_values(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """All accepted values of a file."""
+    """Return all accepted values of a file."""
     known: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return known

@@ -10,7 +10,7 @@ OPTIONAL = ("optional", "either")  # read what a release may lack
 
 
 def names_in_tables(table: str) -> set[str]:
-    """The names in uses of a table: of classes, members and parameters."""
+    """Return the names in uses of a table: of classes, members and parameters."""
     uses = [use for line in probe.entries(table) for use in line.uses]
     nodes = [node for use in uses for node in ast.walk(use)]
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -63,7 +63,8 @@ def texts(files: Iterable[Path]) -> set[str]:
 
 
 def attributes(files: Iterable[Path]) -> dict[str, str]:
-    """The attributes that the code in these files reads of others than `self`, and where it first does."""
+    """Return the attributes that the code in these files reads of others than `self`, and where it
+    first does."""
     attributes_found: dict[str, str] = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

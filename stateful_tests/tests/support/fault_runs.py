@@ -74,7 +74,7 @@ class Suite:
         return [edit for fault in every if fault.mended for edit in fault.edits]
 
     def system(self, fault: PlantedFault) -> Any:
-        """The release that a fault is put into."""
+        """Return the release that a fault is put into."""
         ways = (self.core, *fault.spec.ways) if self.core else fault.spec.ways
         return loaded_release(fault.spec.in_way("+".join(ways)))
 
@@ -121,7 +121,7 @@ def presets_for(fault: PlantedFault) -> Sequence[str]:
 
 
 def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
-    """The first random run that violates with a fault what it does not without."""
+    """Return the first random run that violates with a fault what it does not without."""
     system = suite.system(fault)
     presets = presets_for(fault)
     plan = check_plans.plan("smoke", presets=presets, examples=suite.runs, seed=seed)

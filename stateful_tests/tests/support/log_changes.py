@@ -62,11 +62,11 @@ class ChangedLog:
         self.lines = self.lines[0 if begins is None else snapshots[begins] :]
 
     def validate(self, lines: list[Line]) -> Validated:
-        """What validation finds in these lines."""
+        """Return what validation finds in these lines."""
         return Validator(self.header).run(lines)
 
     def changes(self) -> Iterator[Change]:
-        """One of each kind, at a random place of it."""
+        """Yield one change of each kind, at a random place of it."""
         places: dict[str, list[tuple[int, int, Make]]] = {}
         for index, line in enumerate(self.lines[:-TAIL]):
             for kind, make in _changes_of(line):
@@ -81,12 +81,12 @@ class ChangedLog:
 
 
 def tag(line: Line) -> str:
-    """The kind of a line."""
+    """Return the kind of a line."""
     return str(type(line.event).__struct_config__.tag)
 
 
 def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
-    """What can be changed in one line."""
+    """Return what can be changed in one line."""
     name, *parts = msgspec.json.decode(msgspec.json.encode(line.event))
     fields = line.event.__struct_fields__
 

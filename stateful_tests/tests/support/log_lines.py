@@ -50,7 +50,7 @@ class LogLineError(ValueError):
 
 
 def event(line: str) -> JsonLine:
-    """The event that a line says, as it stands in a log. Raises LogLineError."""
+    """Return the event that a line says, as it stands in a log. Raises LogLineError."""
     try:
         return _event(line)
     except (KeyError, IndexError, ValueError) as error:
@@ -58,12 +58,13 @@ def event(line: str) -> JsonLine:
 
 
 def events(text: str) -> list[JsonLine]:
-    """The events of a text, a line each."""
+    """Return the events of a text, a line each."""
     return [event(line) for line in text.splitlines() if line.strip()]
 
 
 def spoilt(log: list[JsonLine], changes: str) -> list[JsonLine]:
-    """A copy of a log with changes, each with the number of its line: `9 C3 A3 E3; 11 c1.1 tokens 2`."""
+    """Return a copy of a log with changes, each with the number of its line: `9 C3 A3 E3; 11 c1.1
+    tokens 2`."""
     copy = deepcopy(log)
     for change in filter(None, changes.split("; ")):
         number, _, words = change.partition(" ")
@@ -79,7 +80,8 @@ def header_fields(text: str) -> Fields:
 
 
 def change_line(was: JsonLine, change: str) -> JsonLine:
-    """An event with other fields, in the words of a line: `full 28`, `c1.1 C3 A3`, `session c1 tokens 6`."""
+    """Return an event with other fields, in the words of a line: `full 28`, `c1.1 C3 A3`, `session
+    c1 tokens 6`."""
     tag, *values = deepcopy(was)
     types = _types(tag)
     fields = dict(zip(types, [*values, *map(_missing, [*types.values()][len(values) :])]))

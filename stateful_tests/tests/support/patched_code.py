@@ -10,7 +10,7 @@ from typing import Any
 
 
 def replace_once(path: Path, old: str, new: str) -> str:
-    """The text of a file with `new` in the one place of `old`."""
+    """Return the text of a file with `new` in the one place of `old`."""
     source = path.read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} is in {source.count(old)} places of {path}"
     return source.replace(old, new)
@@ -18,7 +18,7 @@ def replace_once(path: Path, old: str, new: str) -> str:
 
 @contextmanager
 def patch_function(path: Path, module: str, old: str, new: str) -> Iterator[None]:
-    """With the fault, in the function that it is in."""
+    """Put the fault into the function that it is in, for the time of a block."""
     source = path.read_text(encoding="utf-8")
     around = _around(source, source.index(old))
     code: Any = compile(_alone(replace_once(path, old, new), around, new.count("\n") - old.count("\n")),
@@ -35,7 +35,7 @@ def patch_function(path: Path, module: str, old: str, new: str) -> Iterator[None
 
 
 def _around(source: str, at: int) -> list[Any]:
-    """The class and the function that a place of a file is in."""
+    """Return the class and the function that a place of a file is in."""
     line = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1
     found: list[Any] = []
     nodes: list[Any] = list(_parsed(source).body)
@@ -51,8 +51,8 @@ _parsed = lru_cache(maxsize=16)(ast.parse)
 
 
 def _alone(source: str, around: list[Any], more: int) -> str:
-    """The text of a function in its classes, on the lines that it has in the file: a whole file takes ten
-    times as long to compile.
+    """Return the text of a function in its classes, on the lines that it has in the file: a whole
+    file takes ten times as long to compile.
 
     more: lines that the function has more than `around` says.
     """

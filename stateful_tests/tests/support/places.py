@@ -19,7 +19,7 @@ def in_words(places: Iterable[Place]) -> str:
 
 
 def _place_words(name: str, value: Any) -> str:
-    """A field of a place; a flag by its name."""
+    """Return a field of a place; a flag by its name."""
     if value is None or isinstance(value, bool):
         return name if value else ""
     if hasattr(value, "_fields"):  # a place on one of several servers

@@ -88,7 +88,7 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.file.removesuffix(".py").replace("/", ".")
 
     def text(self, root: Path) -> str:
-        """The text of its file with `new` in the one place of `old`."""
+        """Return the text of its file with `new` in the one place of `old`."""
         return replace_once(root / self.file, self.old, self.new)
 
 
@@ -171,14 +171,14 @@ class PlantedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def trace_of(
     kind: Kind, commands: str, sizes: str | dict[str, Any], clause: str | None = None
 ) -> Trace:
-    """A trace from text: commands with semicolons between, sizes as a fault states them."""
+    """Return a trace from text: commands with semicolons between, sizes as a fault states them."""
     lines = (line for line in commands.split(";") if line.strip())
     parsed = tuple(parse(line, kind) for line in lines)
     return Trace(config_of(kind, sizes), Mode.FAITHFUL, parsed, clause=clause)
 
 
 def config_of(kind: Kind, sizes: str | dict[str, Any]) -> AnyConfig:
-    """The sizes that a fault states."""
+    """Return the sizes that a fault states."""
     if isinstance(sizes, str):
         found: AnyConfig = kind.presets[sizes]
         return found
@@ -237,12 +237,12 @@ def _group_stated(group: LayerGroup) -> list[int | bool]:
 
 
 def planted_faults(name: str) -> dict[str, PlantedFault]:
-    """The faults of a file below the folder of the tests, by name. Raises PlantedFaultError."""
+    """Return the faults of a file below the folder of the tests, by name. Raises PlantedFaultError."""
     return read_faults(TESTS / name)
 
 
 def read_faults(path: Path) -> dict[str, PlantedFault]:
-    """The faults of a file, by name. Raises PlantedFaultError."""
+    """Return the faults of a file, by name. Raises PlantedFaultError."""
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -269,7 +269,8 @@ def _fault(path: Path, name: str, table: dict[str, Any]) -> PlantedFault:
 
 @contextmanager
 def plant_fault(root: Path, edits: Iterable[Edit]) -> Iterator[None]:
-    """With these edits in the code below `root` that this process has loaded."""
+    """Put these edits into the code below `root` that this process has loaded, for the time of a
+    block."""
     with ExitStack() as stack:
         for edit in edits:
             stack.enter_context(patch_function(root / edit.file, edit.module, edit.old, edit.new))
@@ -279,8 +280,8 @@ def plant_fault(root: Path, edits: Iterable[Edit]) -> Iterator[None]:
 def checkout_with(
     root: Path, folder: Path, *faults: PlantedFault, release: str = "", package: str = ""
 ) -> Path:
-    """A checkout of the code below `root`, or of one package of it, with faults in it. Files that have none
-    are links."""
+    """Return a checkout of the code below `root`, or of one package of it, with faults in it. Files
+    that have none are links."""
     # `_link_files` brings the bytecode of each file, into a folder that copytree would not make again.
     bytecode = shutil.ignore_patterns("__pycache__")
     shutil.copytree(root / package, folder / package, copy_function=_link_files, ignore=bytecode)
@@ -307,7 +308,7 @@ def _link_files(source: str, target: str) -> None:
 
 
 def _with_method(root: Path, fault: PlantedFault, edit: Edit) -> str:
-    """The text of a file at whose end a method is replaced."""
+    """Return the text of a file at whose end a method is replaced."""
     text = (root / edit.file).read_text(encoding="utf-8")
     assert isinstance(fault.sizes, dict), f"{fault.name}: a fault in a method states its page_size"
     size = fault.sizes["page_size"]

@@ -77,7 +77,7 @@ class _Scheduler:
 
 
 def watched_driver(version: str, folder: Path, spec: bool) -> type:
-    """The driver's class, with the watcher's hooks in the release that it plays."""
+    """Return the driver's class, with the watcher's hooks in the release that it plays."""
     from impl.sglang.parts.stand_ins import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
@@ -104,7 +104,8 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
     count = reading.Reader.counts
 
     def counts(reader: Any) -> tuple[int, ...]:
-        """No server waits with a lock, as a driver does between an admission and its prefill."""
+        """Return the counts of a reader. No server waits with a lock, as a driver does between an
+        admission and its prefill."""
         *others, locked = count(reader)
         server = reader.scheduler.server
         owners = {name: reader.slot(name) for name in server.controller.sessions}
@@ -163,7 +164,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
             return result
 
         def ends_step(self, batch: Any, *, decodes: bool) -> None:
-            """A step of a server ends where a round is prepared."""
+            """End the step of a server, as it does where a round is prepared."""
             self.scheduler.prepared = batch.reqs
             hooks["step"](lambda _: self.plan(_round(batch, decodes=decodes)), self.scheduler)
             self.scheduler.prepared = []
@@ -181,7 +182,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
 
 
 def _round(batch: Any, *, decodes: bool) -> SimpleNamespace:
-    """What the scheduler has decided on, as the watcher reads it."""
+    """Return what the scheduler has decided on, as the watcher reads it."""
     mode = SimpleNamespace(is_decode=lambda: decodes)
     return SimpleNamespace(reqs=batch.reqs, forward_mode=mode, decoding_reqs=batch.decoding_reqs)
 
@@ -204,7 +205,7 @@ def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
 
 
 def _hook(target: str, hook: Callable[..., Any]) -> None:
-    """As SGLang's registry does it, also where others have imported the function."""
+    """Hook a function as SGLang's registry does, also where other modules have imported it."""
     path, _, name = target.rpartition(".")
     try:
         owner = pkgutil.resolve_name(path)

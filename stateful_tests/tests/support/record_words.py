@@ -51,7 +51,7 @@ class Notation:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def change_facts(self, facts: Any, line: str) -> Any:
-        """The facts with what a line says. Raises RecordWordsError."""
+        """Return the facts with what a line says. Raises RecordWordsError."""
         try:
             return self._change_facts(facts, line)
         except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
@@ -76,7 +76,7 @@ class Notation:
         return facts._replace(**self._fields(line, type(facts), facts._asdict()))
 
     def _record(self, facts: Any, words: list[str]) -> tuple[RecordKind, int, list[Any]]:
-        """A record that is there: its kind, its place among the others, and all of them."""
+        """Return a record that is there: its kind, its place among the others, and all of them."""
         kind = self.kinds[words[0]]
         name = " ".join(words[1:])
         records = [*getattr(facts, kind.field)]
@@ -120,7 +120,7 @@ class Notation:
         return tuple(self._part(of, word) for word in words if word != "-")
 
     def _part(self, of: Any, word: str) -> Any:
-        """A part of a transfer, `full:3>2`: between these slots of a pool."""
+        """Return a part of a transfer, `full:3>2`: between these slots of a pool."""
         pool, slots = word.split(":")
         return of(pool, *map(int, slots.split(">")))
 
@@ -156,7 +156,7 @@ class Notation:
 
 
 def _blank(of: Any) -> dict[str, Any]:
-    """A record that says nothing: defaults, and empty or zero what has none."""
+    """Return a record that says nothing: defaults, and empty or zero what has none."""
     hints = get_type_hints(of)
     return {name: of._field_defaults.get(name, _nothing(hint)) for name, hint in hints.items()}
 

@@ -28,19 +28,20 @@ OVERLAP = [
 
 
 def since(fault: KnownFault) -> list[str]:
-    """The releases from the first that has the fault on."""
+    """Return the releases from the first that has the fault on."""
     return RELEASES[RELEASES.index(fault.first) :]
 
 
 def overlapped_releases(path: Path) -> list[str]:
-    """The releases from that of the folder on; the page behind a round is left in that one alone."""
+    """Return the releases from that of the folder on; the page behind a round is left in that one
+    alone."""
     first = RELEASES.index(path.parent.name.removeprefix("sglang-").removesuffix("+overlap"))
     last = first + 1 if path.stem == "a_finish_leaves_entries_behind_a_round" else None
     return RELEASES[first:last]
 
 
 def fault_shown(system: System, trace: Trace) -> tuple[str, int] | None:
-    """The clause that a trace violates there, and the step."""
+    """Return the clause that a trace violates there, and the step."""
     violation = replay(system, trace).violation
     return None if violation is None else (violation.clause, violation.step)
 

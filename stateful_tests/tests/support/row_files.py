@@ -31,7 +31,7 @@ class Paragraph(NamedTuple):
 
 
 def paragraphs(path: Path) -> Iterator[Paragraph]:
-    """The paragraphs of a file, in order."""
+    """Yield the paragraphs of a file, in order."""
     text = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for paragraph in re.split(r"\n{2,}", text.strip()):
         paragraph, _, places = paragraph.partition("\n   at ")
@@ -65,7 +65,7 @@ class ClauseRow(NamedTuple):
 
 
 def clause_rows(path: Path) -> Iterator[ClauseRow]:
-    """The rows of a file whose outcomes are "CLAUSE (further clauses): words" or "conforms"."""
+    """Yield the rows of a file whose outcomes are "CLAUSE (further clauses): words" or "conforms"."""
     for title, on, lines, outcome, places in paragraphs(path):
         found = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
         if found is None:

@@ -18,7 +18,7 @@ RUNS = 60
 def faults_in_servers(
     fault: PlantedFault, runs: Population | PairPopulation, judge: str, folder: Path
 ) -> set[str]:
-    """The judges, and the keys of their new findings, in runs until `judge` is among them."""
+    """Return the judges, and the keys of their new findings, in runs until `judge` is among them."""
     release = fault.spec.version or ""
     try:
         python = environment.python_of(release)

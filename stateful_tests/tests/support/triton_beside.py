@@ -99,7 +99,8 @@ class Beside(own.Kernel):
         self.known[function.__name__] = self
 
     def real(self) -> Any:
-        """What `triton.jit` makes of the same function, with Triton and real kernels in its globals."""
+        """Return what `triton.jit` makes of the same function, with Triton and real kernels in its
+        globals."""
         if self._real is None:
             function = self._function
             scope = {**vars(sys.modules[function.__module__]), "triton": triton, "tl": tl}

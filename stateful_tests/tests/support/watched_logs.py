@@ -43,7 +43,8 @@ IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    """The first line of a log whose lines have no numbers, of a small server; with these changes."""
+    """Return the first line of a log whose lines have no numbers, of a small server; with these
+    changes."""
     return {
         "format": FORMAT, "version": NUMBERED - 1, "level": "lengths", "process": 1, "engine": "sglang",
         "release": "9.9.9", "page_size": 1, "window": 2, "full_tokens": 32, "swa_tokens": 32,
@@ -52,7 +53,7 @@ def header(**changes: Any) -> dict[str, Any]:
 
 
 def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: str) -> Job:
-    """The run that a log is of."""
+    """Return the run that a log is of."""
     rng = random.Random(seed)
     plain: dict[str, int | bool] = {
         "draft": 0,

@@ -20,7 +20,7 @@ def validate(path: Path) -> Validated:
 
 
 def lines_of(path: Path) -> Lines:
-    """The header, and each event by the names of its fields."""
+    """Return the header, and each event by the names of its fields."""
     head, *lines = map(json.loads, path.read_text().splitlines())
     return [
         head,

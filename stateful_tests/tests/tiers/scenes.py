@@ -40,7 +40,7 @@ def count(full: int = 0, swa: int = 0) -> dict[str, int]:
 
 
 def part(slot: int, host: int) -> tuple[TierPart, ...]:
-    """A token of both pools, with the same slots in both."""
+    """Return a token of both pools, with the same slots in both."""
     return TierPart("full", slot, host), TierPart("swa", slot, host)
 
 
@@ -340,7 +340,7 @@ def failures(
     refused: bool = False,
     waiting: Collection[str] = WAITING,
 ) -> list[tuple[Clause, Failure]]:
-    """What a command violates after which the facts are changed."""
+    """Return the failures at a command after which the facts are changed."""
     ranges = LockRanges(sizes)
     ranges.follow(was)
     now = change(was)
@@ -358,7 +358,7 @@ def failures(
 
 
 def violated_at(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
-    """The clauses of these failures, and what of the first."""
+    """Return the clauses that fail after a change, and the text of the first failure."""
     failed = failures(change, **scene)
     first = failed[0][1] if failed else None
     return [
@@ -367,7 +367,7 @@ def violated_at(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple
 
 
 def failures_of(row: ClauseRow) -> list[tuple[Clause, Failure]]:
-    """What a row of clause_rows.txt violates."""
+    """Return the failures at a row of clause_rows.txt."""
     name, *sizes = (row.on or "running").split(", ")
     scene = SCENES[name]
     changes = (change.split() for change in sizes)

@@ -78,7 +78,7 @@ WAITS = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
 
 
 def waits_with(**changes):
-    """The facts of a prefill server whose only request waits, changed."""
+    """Return the facts of a prefill server whose only request waits, changed."""
     return WAITS._replace(requests=(WAITS.requests[0]._replace(**changes),))
 
 

@@ -83,7 +83,7 @@ MORE = (Piece("b", 2),)
 
 
 def noted(*commands):
-    """The lock ranges after these commands."""
+    """Return the lock ranges after these commands."""
     ranges = LockRanges(SIZES)
     for command in commands:
         ranges.note(command)

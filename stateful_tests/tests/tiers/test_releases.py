@@ -67,7 +67,8 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
 
 
 def told_by(system, name, lines):
-    """What a system tells after each command, however it numbers nodes; locks of full KV alone."""
+    """Yield what a system tells after each command, however it numbers nodes; locks of full KV
+    alone."""
     sizes = tier_preset(name)
     system.reset(sizes)
     for command in commands(lines):

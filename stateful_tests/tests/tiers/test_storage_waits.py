@@ -38,7 +38,7 @@ def test_sizes_that_no_preset_has_keep_to_the_clock():
 
 
 def attempt(*steps, sizes=SIZES):
-    """The last attempt of these steps, each with its outcome and the facts before it."""
+    """Return the last attempt of these steps, each with its outcome and the facts before it."""
     waits = StorageWaits(sizes)
     found = None
     for command, outcome, before in steps:

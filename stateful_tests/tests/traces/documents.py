@@ -12,7 +12,7 @@ SCHEMA = jsonschema.Draft202012Validator(traces.schema())
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A valid document with some header fields changed; MISSING takes a field out."""
+    """Return a valid document with some header fields changed; MISSING takes a field out."""
     small = PRESETS["page2"]
     content = {
         "format": "kvspec-trace",

@@ -18,7 +18,7 @@ STEP = "$.steps[0]"
 
 
 def reading(data: bytes | str | dict[str, Any]) -> str:
-    """The error that `data` is refused with: one printable line."""
+    """Return the error that `data` is refused with: one printable line."""
     if isinstance(data, dict):
         data = json.dumps(data)
     if isinstance(data, str):

@@ -38,7 +38,7 @@ PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses? violated$")
 
 
 def steady(text: str, folder: Path) -> str:
-    """The text without what differs between two runs."""
+    """Return the text without what differs between two runs."""
     text = (
         text.replace(str(folder), ".")
         .replace(str(ROOT), "KVSPEC")
@@ -68,7 +68,7 @@ def type_command(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 
 
 def play_transcript(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The transcript with what its commands print now."""
+    """Return the transcript with what its commands print now."""
     blocks = []
     for block in re.split(r"^(?=\$ )", script, flags=re.MULTILINE):
         if not block.startswith("$ "):

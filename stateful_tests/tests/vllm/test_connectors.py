@@ -18,7 +18,7 @@ OUTPUTS = "vllm.v1.outputs"
 
 
 def lists(ids, sizes=(), firsts=()):
-    """A list of blocks, with so many of each group from these places on; or one of chunks."""
+    """Return a list of blocks, with so many of each group from these places on; or one of chunks."""
     return Bag(block_ids=ids, **({"group_sizes": sizes, "block_indices": firsts} if sizes else {}))
 
 
@@ -104,7 +104,7 @@ def offloads(device):
 
 
 def server(**fields):
-    """A scheduler and what its connector keeps."""
+    """Return a scheduler and what its connector keeps."""
     manager = Bag(_policy=Bag(kept={}), _num_allocated_chunks=1, _free_list=[0])
     kept = {
         "manager": manager,
@@ -184,7 +184,7 @@ def test_hashes_and_leftover_records_are_shown(offloads):
 
 
 def chain_of(count):
-    """The stamp of the last of so many tokens."""
+    """Return the stamp of the last of so many tokens."""
     stamp = 0
     for token in range(count):
         stamp = chain(stamp, token)

@@ -33,7 +33,7 @@ def block(number, refs=0, key=None):
 
 
 def pool(*blocks, free=()):
-    """A pool of these blocks behind its null block. free: numbers in its queue."""
+    """Return a pool of these blocks behind its null block. free: numbers in its queue."""
     every = [block(0), *blocks]
     found = {each.block_hash: each for each in blocks if each.block_hash}
     queue = Queue(every[number] for number in free)

@@ -87,7 +87,8 @@ def test_each_change_is_found(log):
 
 
 def _is_found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
-    """The change is found, or a part of the log is skipped for it, or it is one of NEVER."""
+    """Return whether the change is found, or a part of the log is skipped for it, or it is one of
+    NEVER."""
     validated = log.validate(change.lines)
     return bool(validated.unexplained or set(validated.skipped) - skipped or _never(log, change))
 
@@ -106,5 +107,5 @@ def _never(log: ChangedLog, change: Change) -> bool:
 
 
 def _names(line: Line) -> set[str]:
-    """The requests and sessions that a line names."""
+    """Return the requests and sessions that a line names."""
     return set(re.findall(r'"(c\d+(?:\.\d+)?)"', str(msgspec.json.encode(line.event))))

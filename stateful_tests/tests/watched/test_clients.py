@@ -6,7 +6,7 @@ from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Tu
 
 
 def serve_clients(clients: Clients, rounds: int = 200) -> list[str]:
-    """What they say to a server that answers at once."""
+    """Return what the clients say to a server that answers at once."""
     sent = []
     for now in range(rounds):
         for message in clients.round(now, 1):

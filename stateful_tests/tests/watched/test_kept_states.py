@@ -22,7 +22,7 @@ def head(release="9.9.9"):
 
 
 def steps_of(*shown, nodes=(), cells=(8, 8, 0, 0)):
-    """The pages of steps, of states as they are shown."""
+    """Yield the pages of steps, of states as they are shown."""
     owners = {"c1": (1, cells, list(range(8)))}
     for states in shown:
         states = convert(KEPT | states, ShownStates)

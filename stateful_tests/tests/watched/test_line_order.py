@@ -20,7 +20,7 @@ Lines = list[str]
 
 
 def number_lines(log: Path) -> Lines:
-    """A log as a server writes it today."""
+    """Return a log as a server writes it today."""
     head, *lines = log.read_text().splitlines()
     head = json.dumps({**json.loads(head), "version": VERSION})
     return [head, *(f"[{index},{line}]" for index, line in enumerate(lines, 1))]

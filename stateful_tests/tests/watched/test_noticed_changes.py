@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """The rows of noticed.txt; its pieces stand before them."""
+    """Yield the rows of noticed.txt; its pieces stand before them."""
     for title, on, lines, outcome, _ in paragraphs(Path(__file__).with_name("noticed.txt")):
         log = [event for line in lines for event in events(line)]
         if outcome:
@@ -44,7 +44,8 @@ def rows() -> Iterator[Row]:
 
 
 def events(line: str) -> Log:
-    """An event, or what is written of a piece: its lines, and changes in the words of a line."""
+    """Return an event, or what is written of a piece: its lines, and changes in the words of a
+    line."""
     head, _, changes = line.partition(": ")
     name, *numbers = head.split()
     if name not in PIECES:

@@ -26,7 +26,7 @@ TEXT = chained(_stamped_tokens(PROMPT))
 
 
 def server(**more):
-    """A server that is at rest: nothing is allocated."""
+    """Return a server that is at rest: nothing is allocated."""
     allocator = SimpleNamespace(page_size=1, size=100, available_size=lambda: 100)
     tree = SimpleNamespace(evictable_size=lambda: 0, host_pool_group=None)
     scheduler = SimpleNamespace(
@@ -38,7 +38,7 @@ def server(**more):
 
 
 def judge_page(p=None, d=None, **network):
-    """The judges of two servers at rest, of which these differ."""
+    """Return the judges of two servers at rest, of which these differ."""
     said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
     wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
     return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, deferred=True)
@@ -83,7 +83,8 @@ def test_state_that_is_sent(source, target, keeps, key):
 
 
 def has_computed(*names, refused=()):
-    """The judges of a P that has computed these prompts and has not sent them; D refused some."""
+    """Return the judges of a P that has computed these prompts and has not sent them; D refused
+    some."""
     p = server()
     p.scheduler.disagg_prefill_inflight_queue = [
         SimpleNamespace(rid=name, pending_bootstrap=False) for name in names

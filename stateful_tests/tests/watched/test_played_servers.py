@@ -79,7 +79,7 @@ def comparable(life: list[tuple[object, ...]], claims: bool) -> list[tuple[objec
 
 
 def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
-    """A random run, up to a fault of the release; what it did, and whether there was none."""
+    """Return a random run, up to a fault of the release; what it did, and whether there was none."""
     source = RandomChoices(f"played {number}")
     names = dict[str, str]()
     lives: Lives = defaultdict(list)

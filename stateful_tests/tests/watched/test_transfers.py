@@ -37,7 +37,7 @@ OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
 
 
 def read_by_validator(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
-    """The validator of a log with these events.
+    """Return the validator of a log with these events.
 
     lost: lines that are missing before the last one.
     """
@@ -176,7 +176,7 @@ class Written:
 
 
 def server(role, **more):
-    """A scheduler of a server of a pair, as far as the hooks read it."""
+    """Return a scheduler of a server of a pair, as far as the hooks read it."""
     manager = SimpleNamespace(request_status={7: 3}, deferred_bootstrap=None)
     queue = SimpleNamespace(kv_manager=manager, queue=[], pending_reqs=[], retracted_queue=[])
     return SimpleNamespace(

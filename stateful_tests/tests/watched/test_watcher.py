@@ -172,7 +172,7 @@ def watching() -> tuple[Watcher, list[Any]]:
 
 
 def four_tokens() -> Bag:
-    """What a request keeps."""
+    """Return what a request keeps."""
     return Bag(
         req_pool_idx=0,
         kv_committed_len=4,
