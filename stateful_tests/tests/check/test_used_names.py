@@ -44,8 +44,16 @@ RENAMES = (
             "num_speculative_blocks": "draft_blocks",
             "observability_config": "observed",
             "PREEMPTED": "SET_BACK",
+            "use_eagle_block_drop": "use_block_drop",
+            "use_v2_model_runner": "is_second_runner",
         },
-        {"num_speculative_blocks", "observability_config", "PREEMPTED"},
+        {
+            "num_speculative_blocks",
+            "observability_config",
+            "PREEMPTED",
+            "use_eagle_block_drop",
+            "use_v2_model_runner",
+        },
     ),
     (
         "lmdeploy",
