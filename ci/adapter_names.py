@@ -25,7 +25,8 @@ _WAYS = {
 # What serve-check and the watcher use decides nothing, nor what tests in upstream's shape load besides.
 _APART = "sglang/server/", "vllm/testing.py"
 # Objects of ours that raise where a release asks for what they have not been given.
-_STAND_INS = {"Bag", "Values", "UNSET"}
+_STAND_INS = {"Bag", "Questions", "Values", "UNSET"}
+_QUESTIONS = "is_", "use_", "uses_"  # as Questions has them, which answers no instead
 # Calls whose keywords are names of the release.
 _GIVE = {"bare", "dict", "accepted_arguments", "update", "_make_object"}
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
@@ -37,15 +38,19 @@ def names_given_to_releases(
     """Return name -> the ways in which the adapter gives it to a release; none for a name that it
     reads.
 
-    defaulted: names that the release reads with a default (`names_with_defaults`): a stand-in cannot refuse
-        their successors.
+    defaulted: names that the release reads with a default (`names_with_defaults`). A stand-in cannot refuse
+        their successors, nor those of a question, which it answers no.
     """
     ways_by_name: dict[str, frozenset[str]] = {}
     for file, tree in _adapter_files(engine):
         way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
         for name in _names_read(tree):
             ways_by_name.setdefault(name, frozenset())
-        of_stand_ins = (name for name in _names_of_stand_ins(tree) if name in defaulted)
+        of_stand_ins = (
+            name
+            for name, kind in _names_of_stand_ins(tree)
+            if name in defaulted or (kind == "Questions" and name.startswith(_QUESTIONS))
+        )
         for name in (*_names_given(tree), *of_stand_ins):
             ways_by_name[name] = ways_by_name.get(name, frozenset()) | {way}
     return ways_by_name
@@ -64,10 +69,11 @@ def names_with_defaults(files: Iterable[Path]) -> set[str]:
     return names
 
 
-def _names_of_stand_ins(tree: ast.Module) -> Iterator[str]:
+def _names_of_stand_ins(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that stand-ins are made with, and the class of the stand-in."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in _STAND_INS:
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        if isinstance(node, ast.Call) and (kind := ast.unparse(node.func)) in _STAND_INS:
+            yield from ((keyword.arg, kind) for keyword in node.keywords if keyword.arg)
 
 
 def _adapter_files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:

@@ -35,6 +35,7 @@ CORE = """
 0.16.0 ... engine/cache_inputs.py | CacheCheckpointInputs.kv_restore_plan; CacheCheckpointInputs.kv_save_plan; CacheCheckpointInputs.state_restore_plan; CacheCheckpointInputs.state_save_plan
 0.16.0 ... engine/inputs_maker.py | InputsMakerConfig; InputsMakerAsync.send_next_inputs(); InputsMakerAsync.prefetch_next_inputs(); InputsMakerAsync.update_running_seqs(_, _)
 0.16.0 ... engine/inputs_maker.py | InputsMakerAsync.has_pending_long_context_chunk(); InputsMakerAsync.reset_runtime_state()
+0.16.0 ... engine/engine.py | Engine.sleep; Engine._cancel_and_end_all_sessions; Engine._get_max_session_len
 0.16.0 ... engine/engine_loop.py | EngineLoop._finish_forward_output(_, _, _, _); EngineLoop.scheduler; EngineLoop.seq_strategy; EngineLoop.inputs_maker; EngineLoop.config
 """
 # What releases do in different ways: a tree needs one of the two.

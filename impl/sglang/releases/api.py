@@ -304,6 +304,7 @@ TIERED = """
 0.5.18 ...    mem_cache/hicache_storage.py | PoolName.KV; PoolName.SWA; PoolName.MAMBA
 0.5.18 0.5.19 mem_cache/memory_pool_host.py | HostPoolGroup(_); PoolEntry
 0.5.19 ...    mem_cache/pool_host/group.py | HostPoolGroup(_); PoolEntry
+0.5.19 ...    mem_cache/hybrid_cache/hybrid_pool_assembler.py | _evict_swa_for_device_alloc(_, _); _evict_mamba_for_device_alloc(_, _)
 0.5.20 ...    mem_cache/unified_cache/components/base.py | CacheTransferPhase.BACKUP_STORAGE
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
 0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.hash_value; UnifiedTreeNode.id; UnifiedTreeNode.load_back_pending_id; UnifiedTreeNode.write_through_pending_id
