@@ -28,17 +28,17 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     """Free at least `full` and `swa` tokens and `states` states, least recently used first, or all that is
     evictable.
 
-    Full: unlocked leaves go, both sides. SWA: a leaf without a lock goes, any other node becomes a tombstone.
-    States: a leaf without a lock goes, any other node loses its state. A leaf that is a tombstone, or has no
-    state, serves no match and goes with the last node that was below it, but where a lock without an SWA
+    Full: an unlocked leaf goes, with its SWA KV and its state. SWA: an unlocked leaf goes; any other node
+    becomes a tombstone. States: an unlocked leaf goes; any other node loses its state. A leaf that can end no
+    match (a tombstone, or one without a state) goes with the last node below it, unless a lock without an SWA
     part ends with it.
     """
     freed = [0, 0, 0]
-    ways = (full, _evict_leaf), (swa, _evict_swa), (states, _evict_state)
-    for index, (amount, without) in enumerate(ways):
-        while freed[index] < amount and (less := without(tree)) is not None:
-            tree, gone = less
-            freed = [a + b for a, b in zip(freed, (gone.full, gone.swa, gone.states))]
+    parts = (full, _evict_leaf), (swa, _evict_swa), (states, _evict_state)
+    for index, (amount, evict_next) in enumerate(parts):
+        while freed[index] < amount and (evicted := evict_next(tree)) is not None:
+            tree, part = evicted
+            freed = [a + b for a, b in zip(freed, (part.full, part.swa, part.states))]
     return tree, Freed(*freed)
 
 

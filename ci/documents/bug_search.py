@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 MESSAGES = FOLDER / "messages.json"
 WORDS = FOLDER / "words.toml"
-FITS = 0.8  # of the words of a query: an answer has that many
+FITS = 0.8  # share of a query's words that an answer must have
 SHOWN = 10  # rows that are listed
-_ALIKE = 0.5  # of another word for the same
+_ALIKE = 0.5  # score of a synonym, relative to the word itself
 # Of a column: the name, what happens, where, what a server prints, what a reporter sees, remarks, stories.
 _WEIGHTS = {
     "name": 4.0, "says": 4.0, "place": 3.0, "said": 4.0, "seen": 2.0, "more": 1.5, "story": 1.0,
 }  # fmt: skip
 _SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
 KNOWN_KINDS = ("known", "mended")  # faults of releases
-# What is no fault of a release comes behind one that fits as well, and what is mended behind what is live.
+# Factors of the score: of rows that fit alike, live faults of releases come first, mended ones next.
 _FACTORS = {"known": 1.0, "mended": 0.95, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
 
 
@@ -103,12 +103,12 @@ def reporter_words() -> ReporterWords:
 def search_entries(named_rows: Iterable[Data]) -> list[SearchEntry]:
     """Return all entries: known faults, reports that were not reproduced, features that are not driven,
     and bugs of the built-in implementation, whose rows are `named_rows`."""
-    every = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
+    entries = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
     for row in named_rows:
         seen = reporter_words().symptoms.get(row["clause"], "")
         texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
-        every.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
-    return every
+        entries.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
+    return entries
 
 
 def _known_entries() -> Iterable[SearchEntry]:
@@ -181,9 +181,9 @@ def _plain_row(name: str, title: str, engine: str, verdict: str) -> Data:
     return shown | {"clause": verdict, "source": engine, "only": ""}
 
 
-def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
+def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
     """Return the entries that have words of a query, the best first."""
-    index = _search_index(every)
+    index = _search_index(entries)
     query_words = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
     content = [
         word for word in dict.fromkeys(query_words) if word not in reporter_words().stop
@@ -197,7 +197,7 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
         own = _phrase_scores(index, [word]) or _phrase_scores(index, [word], begins=True)
         alike = _phrase_scores(index, _synonyms(word))
         best = {row: max(own.get(row, 0.0), _ALIKE * alike.get(row, 0.0)) for row in own | alike}
-        rarity = math.log(1 + len(every) / (1 + len(best)))
+        rarity = math.log(1 + len(entries) / (1 + len(best)))
         total += rarity
         if not best:
             missing.append(word)
@@ -212,20 +212,19 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
             for row, score in _phrase_scores(index, [f"{first} {second}"]).items():
                 scores[row] = scores.get(row, 0.0) + score
     worth = {
-        row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[every[row].kind]
+        row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[entries[row].kind]
         for row, score in scores.items()
     }
     fits = {row for row, count in hits_by_row.items() if count >= FITS * len(content)}
 
+    def sort_key(row: int) -> tuple[bool, bool, float, int]:
+        """Return a sort key: rows that fit first, the better score first. Of the others, bugs of the built-in
+        implementation come last."""
+        return row not in fits, row not in fits and entries[row].kind == "named", -worth[row], row
 
-    def place(row: int) -> tuple[bool, bool, float, int]:
-        """Return the place of a row: a bug of the built-in implementation that does not fit is behind all
-        that releases have."""
-        return row not in fits, row not in fits and every[row].kind == "named", -worth[row], row
-
-    ranked = sorted(worth, key=place)
-    is_bug = bool(fits) and every[ranked[0]].kind in (*KNOWN_KINDS, "named")
-    return SearchResult([every[row].row for row in ranked], len(fits), is_bug, missing)
+    ranked = sorted(worth, key=sort_key)
+    is_bug = bool(fits) and entries[ranked[0]].kind in (*KNOWN_KINDS, "named")
+    return SearchResult([entries[row].row for row in ranked], len(fits), is_bug, missing)
 
 
 def _tokens(text: str) -> list[str]:
@@ -254,13 +253,13 @@ def _with_stems(phrase: str) -> str:
         return " ".join(term for (term,) in made.execute("SELECT term FROM v ORDER BY offset"))
 
 
-def _search_index(every: Sequence[SearchEntry]) -> sqlite3.Connection:
+def _search_index(entries: Sequence[SearchEntry]) -> sqlite3.Connection:
     index = sqlite3.connect(":memory:")
     columns = ", ".join(_WEIGHTS)
     index.execute(f"CREATE VIRTUAL TABLE bug USING fts5({columns}, tokenize='porter unicode61')")
     index.executemany(
         f"INSERT INTO bug (rowid, {columns}) VALUES (?{', ?' * len(_WEIGHTS)})",
-        ((at, *(entry.texts.get(name, "") for name in _WEIGHTS)) for at, entry in enumerate(every)),
+        ((at, *(entry.texts.get(name, "") for name in _WEIGHTS)) for at, entry in enumerate(entries)),
     )
     return index
 

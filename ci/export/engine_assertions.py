@@ -91,11 +91,12 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
         behind = f'engine.tables("{owner_name}")[{group}][:{first_block}]'
         most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
-    start = end = now.step.bearers[owner_name].sure
-    for lane in (lane for lane in now.facts.lanes if lane.request == owner_name):
-        start = lane.start
-        end = lane.start + len(lane.tokens) - lane.drafts
-    start = window_start(config.groups[group], start)
+    first_query = end = now.step.bearers[owner_name].sure
+    for lane in now.facts.lanes:
+        if lane.request == owner_name:
+            first_query = lane.start
+            end = lane.start + len(lane.tokens) - lane.drafts
+    start = window_start(config.groups[group], first_query)
     is_read = clause in ("HIT-1", "READ-3", "READ-4") and start < end
     reads = f'engine.reads("{owner_name}", {group}, {start}, {end})'
     text = f'engine.text("{owner_name}", {start}, {end})'
@@ -103,7 +104,8 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
 
 
 def _key_assertions(now: EngineMoment) -> list[str]:
-    """Assert that every block that the request finds is of another source, where one is."""
+    """Return the assertion that the request finds no block in the prefix cache: those under its keys have
+    another source. There is none where host memory alone has one."""
     who, *_, block, _ = now.facts.foreign_keys[0]
     if block < 0:  # host memory has it alone
         return []

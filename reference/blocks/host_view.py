@@ -38,7 +38,7 @@ class HostView:
         return isinstance(self.command, ResetConnector) and not self.refused
 
     @property
-    def kept_copies(self) -> tuple[int, int]:
+    def kept_copy_counts(self) -> tuple[int, int]:
         """The numbers of chunks that host memory kept before and after the command."""
         return _kept_chunk_count(self.before), _kept_chunk_count(self.after)
 

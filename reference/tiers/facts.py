@@ -123,7 +123,7 @@ class TierOperation(NamedTuple):
     job: its number, among transfers.
     back: from the host to the storage.
     name: the request that asked for it.
-    state: what it waits for, such as "to be read"; RECORD_ONLY where only a record of it is left.
+    state: what it waits for, such as "to read"; RECORD_ONLY where only a record of it is left.
     slots: host slots that it has, by pool.
     moving: host slots that the backend has still to read (in a backup all that it has not read) or to
         write, by pool.

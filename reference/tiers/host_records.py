@@ -31,8 +31,8 @@ class HostRecords(SlotOwners):
         return isinstance(self.command, ResetCache) and not self.refused
 
     @property
-    def kept_copies(self) -> tuple[int, int]:
-        """Numbers of nodes that had a copy on the host before the command, and have one now."""
+    def kept_copy_counts(self) -> tuple[int, int]:
+        """How many nodes had a copy on the host before the command, and how many have one now."""
         return _nodes_on_host(self.before), _nodes_on_host(self.after)
 
     @memoized
@@ -60,12 +60,12 @@ class HostRecords(SlotOwners):
                 slot = True, pool, at
                 nodes = len(self.owners.get(slot, ()))
                 others = self.pending_slots.get(slot, ())
-                owned = _owner_text(nodes)
+                owner_text = _owner_text(nodes)
                 for other in others:
-                    owned += f", {other} has it"
+                    owner_text += f", {other} has it"
                 owners = nodes + len(others)
                 free = self.free.get(slot, 0)
-                yield HostUnit(slot_name(slot), at_slot(slot), owners, free, False, owned)
+                yield HostUnit(slot_name(slot), at_slot(slot), owners, free, False, owner_text)
 
     def copies(self) -> Iterator[KeptCopy]:
         """Yield the KV and the state of each node, on either tier."""
@@ -163,8 +163,8 @@ class HostRecords(SlotOwners):
         for job, part in self.moving(lambda job: not job.completed):
             slot = target(job, part)
             owners = self.owners.get(slot, ())
-            owned = len(owners) + len(self.holders.get(slot, ()))
-            if owned != 1 or self.free[slot]:
+            owner_count = len(owners) + len(self.holders.get(slot, ()))
+            if owner_count != 1 or self.free[slot]:
                 observed = self.owners_text(slot)
                 expected = f"{slot_name(slot)} is kept for {job.label}"
                 yield failure(expected, observed, at_slot(slot), AtTransfer(job.job))

@@ -84,7 +84,7 @@ class HasTier(Protocol):
     def resets_tier(self) -> bool: ...
 
     @property
-    def kept_copies(self) -> tuple[int, int]:
+    def kept_copy_counts(self) -> tuple[int, int]:
         """Numbers of copies before the command, and now."""
         ...
 

@@ -178,7 +178,9 @@ def _draw_command(
             if users.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
-    return _draw_insert(users, facts, source, profile, holders, absent)
+        case "insert":
+            return _draw_insert(users, facts, source, profile, holders, absent)
+    raise AssertionError(f"there is no such kind: {kind}")
 
 
 def _weights_of_slow_storage(
@@ -221,11 +223,10 @@ def _runnable_threads(facts: TierFacts) -> list[Thread]:
 def _next_toward_storage_hit(users: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
     """Return the kind of command that brings a run closer to a storage hit: everything is stored and
     unlocked, both tiers forget it, a request prefetches it and is admitted with it."""
-    reading = any(_THREAD_OF.get(op.state) for op in asks)
-    if asks or users.waiting:
-        if reading:
-            return "thread"
-        return "poll" if asks else "admit"
+    if asks:
+        return "thread" if any(op.state in _THREAD_OF for op in asks) else "poll"
+    if users.waiting:
+        return "admit"
     if facts.in_flight:
         if any(job.sent and not job.completed for job in facts.transfers):
             return "complete"

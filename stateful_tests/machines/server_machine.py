@@ -44,9 +44,10 @@ class Violated(AssertionError):
 def operation(kind: type | None) -> Callable[[Any], Any]:
     """Return a rule whose argument is a command of this kind. It may run while the state calls for one.
 
-    kind: OUT_OF_TURN stands for any. Hypothesis leaves rules out of a run (swarm testing), by the
-    names of their functions. But without `admit` nothing ever runs. So all rules have one name for
-    Hypothesis, and the run's profile leaves commands out.
+    Swarm testing leaves rules out of a run by the names of their functions, but without `admit`
+    nothing ever runs. So all rules have one name, and the run's profile leaves commands out.
+
+    kind: OUT_OF_TURN stands for any.
     """
 
     def as_rule(method: Any) -> Any:
@@ -194,7 +195,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.lockstep.do(command)
 
     def _offer(self) -> None:
-        """Offer the rules whose weight is at least `threshold` percent of the largest."""
+        """Offer the rules whose weight exceeds `threshold` percent of the largest."""
         weights: dict[Any, int] = {**kind_weights(self.enabled_commands(_NOBODY))}
         weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
         enough = self.threshold * max(weights.values())

@@ -33,15 +33,15 @@ def _state(run: Run, step_index: int, was: PairMoment, now: PairMoment, hues: di
     violation = run.violation if run.violation is not None and run.violation.step == step_index else None
     requests: list[Data] = []
     pools: dict[str, list[Data]] = {}
+    places = violation.failure.at if violation is not None else ()
     for server in SERVERS:
-        places = violation.failure.at if violation is not None else ()
-        mine = (
-            place.place for place in places if isinstance(place, AtServer) and place.server == server
+        own_places = tuple(
+            each.place for each in places if isinstance(each, AtServer) and each.server == server
         )
         before = on_server(was, server)
         after = on_server(now, server)
-        stake = blocks_of(tuple(mine), after)
-        shown, pools[server] = draw_engine(config.of(server), before, after, stake, hues)
+        failing_blocks = blocks_of(own_places, after)
+        shown, pools[server] = draw_engine(config.of(server), before, after, failing_blocks, hues)
         requests += [request | {"name": f"{server}: {request['name']}"} for request in shown]
     prefill = now.facts.of("P")
     flying = sum(now.facts.of(server).steps_in_flight for server in SERVERS)

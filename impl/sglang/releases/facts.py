@@ -20,7 +20,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "chunk counter": ("chunks",),
     "finish check": ("looks",),
     "token ids": ("ids",),
-    "cursors": ("places", "cells", "mark_computed", "eviction_cursor"),
+    "cursors": ("places", "cells", "mark_computed", "set_eviction_cursor"),
     "checkpoints": ("checkpoints", "checkpoint"),
     "release": ("keeping", "keeps"),
     "retraction": ("retract", "retract_decode"),

@@ -23,10 +23,11 @@ class ReleaseRequests(LoadedModules):
     counts_in_flight = False
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
-    # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
-    # cache ends), the chunks that are under way, and the look at its last outputs.
+    # The attribute with the end of the last chunk of a prefill ("": the cached prefix ends there).
     chunk_ends = ""
+    # The attribute that counts the chunks under way.
     chunks = "is_chunked"
+    # The method that looks at the last outputs.
     looks = "check_finished"
     # A request knows the slots of what it matched, not only how many (prefix_indices).
     keeps_slots = True
@@ -42,7 +43,7 @@ class ReleaseRequests(LoadedModules):
         return len(req.prefix_indices)
 
     def hold(self, cache: Any, req: Any) -> None:
-        """Take the lock of an admission where there is no tree; it holds nothing."""
+        """Take the lock that an admission takes also without a tree, where it pins nothing."""
         cache.inc_lock_ref(req.last_node)
 
     def end(self, req: Any, cache: Any) -> None:
@@ -116,7 +117,7 @@ class ReleaseRequests(LoadedModules):
         req.set_extend_input_len(end - start)
         req.fill_ids = req.fill_ids[:end]
 
-    def in_chunks(self, req: Any, more: int) -> None:
+    def count_chunk(self, req: Any, more: int) -> None:
         """Count chunks of the request that are under way and not its last.
 
         more: 1 or -1.
@@ -155,9 +156,9 @@ class ReleaseRequests(LoadedModules):
         self.put(req, "req_pool_idx", row)
         self.put(req, "kv_committed_len", len(tokens))
         self.put(req, "kv_allocated_len", len(tokens))
-        self.eviction_cursor(req, evicted)
+        self.set_eviction_cursor(req, evicted)
 
-    def eviction_cursor(self, req: Any, evicted: int) -> None:
+    def set_eviction_cursor(self, req: Any, evicted: int) -> None:
         """Have the request's swa_evicted_seqlen at `evicted`."""
         self.put(req, "swa_evicted_seqlen", evicted)
 

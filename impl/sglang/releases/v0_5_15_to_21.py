@@ -231,5 +231,5 @@ class Release0521(Release0520):
         self.end(req, cache)
         rows.free_slots.remove(row)  # it was none of the pool's
 
-    def eviction_cursor(self, req: Any, evicted: int) -> None:
+    def set_eviction_cursor(self, req: Any, evicted: int) -> None:
         req.kv.set_evicted_seqlen(self.unified.ComponentType.SWA, evicted)

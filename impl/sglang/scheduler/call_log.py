@@ -20,7 +20,7 @@ from reference.token_ids import SHARED, position_of, serial_of
 
 # Methods of a release's class that are noted: each has a method here that gives its line.
 _OF_RELEASE = (
-    "hold", "set_chunk", "in_chunks", "check_finished", "checkpoint", "end", "hand_in", "drop", "retract",
+    "hold", "set_chunk", "count_chunk", "check_finished", "checkpoint", "end", "hand_in", "drop", "retract",
     "retract_decode", "abort_queued", "prepare_spec", "put", "commit",
 )  # fmt: skip
 # What the loop of a server does to its cache, with a host tier.
@@ -221,7 +221,7 @@ class Calls:
     def _set_chunk(self, req: Any, _: int, end: int) -> str:
         return f"chunk({self._name(req)}, end={end})"
 
-    def _in_chunks(self, req: Any, more: int) -> str:
+    def _count_chunk(self, req: Any, more: int) -> str:
         return f"middle_chunks({self._name(req)}, {more:+})"
 
     def _check_finished(self, req: Any, outputs: int = 1) -> str:

@@ -132,7 +132,7 @@ class Prefills(OnServer):
             spans.append((turn.prefix, end))
             self.release.set_chunk(turn.req, turn.prefix, end)
             if end < turn.fill:
-                self.release.in_chunks(turn.req, 1)
+                self.release.count_chunk(turn.req, 1)
         return spans
 
     def _run_prefill(self, batch: _Batch, spans: Sequence[tuple[int, int]]) -> None:
@@ -174,7 +174,7 @@ class Prefills(OnServer):
                     turn.phase = RequestPhase.RUNNING
                     self.results.note_launch(turn, Result(server.sample(turn, 1), prefill=True))
                 else:
-                    self.release.in_chunks(turn.req, -1)
+                    self.release.count_chunk(turn.req, -1)
                     turn.phase = RequestPhase.EXTENDING
                     self.release.checkpoint(turn.req, server.cache, chunked=True)
             for turn in batch.decodes:
@@ -206,7 +206,7 @@ class Prefills(OnServer):
         finally:
             del allocator.alloc_extend
         if live > start:
-            self.release.eviction_cursor(turn.req, live)
+            self.release.set_eviction_cursor(turn.req, live)
 
     def _chunk_from(self, turn: LiveRequest) -> int:
         """Return the start of the next chunk: the committed length, less the token to recompute.

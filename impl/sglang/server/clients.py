@@ -1,9 +1,8 @@
 """Actions of a server's clients, as data, and the loop that carries them out, without an import of the
 server.
 
-A client waits for answers, so what it does when depends on the server; what it does at all is written down.
-So a run is repeated by its clients and configuration alone, and keeps its meaning when clients or turns are
-taken out.
+A client waits for answers: its script says what it does, and the server decides when. So a run is repeated
+by its clients and configuration alone, and keeps its meaning when clients or turns are taken out.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ TOKENS = 990
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
 STORAGES = "", "best_effort", "wait_complete", "timeout"
-# The cache is emptied once nothing runs or waits. All requests are aborted. Nothing is computed for a while;
-# in "retract" what runs is retracted before, and in "update" the cache is emptied too, as for new weights.
+# flush: empty the cache once nothing runs or waits. abort: abort all. pause: compute nothing for a while.
+# retract: pause, with what runs retracted before. update: that, and empty the cache, as for new weights.
 OPERATIONS = "flush", "abort", "pause", "retract", "update"
 PRIORITIES = "", "greatest", "smallest"  # the number that goes first, "" without priorities
-FLUSH = "flush"  # what is answered when the cache is empty
+FLUSH = "flush"  # in place of a request: the answer that an operator waits for
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
 
@@ -124,7 +123,10 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resends: its input begins with the conversation before it.
     impatient: sends without waiting, and closes at any moment.
     close: rounds after its last turn until it closes the session.
-    operator: it is one instead, and what it has done once (OPERATIONS); a pause lasts `close` rounds.
+    start: rounds before its first turn.
+    after: the client that must be done first.
+    operator: the operation (OPERATIONS) that it carries out once, if it is an operator and no client; a pause
+        lasts `close` rounds.
     """
 
     name: str
@@ -153,7 +155,7 @@ class Message(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
-class _Doing:
+class _ClientState:
     """How far a client is."""
 
     def __init__(self, client: Client) -> None:
@@ -181,12 +183,12 @@ class Clients:
         self.seed = seed
         self.stalled = stalled
         self.turns = {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
-        self._doing = [_Doing(client) for client in clients]
+        self._doing = [_ClientState(client) for client in clients]
         self._named = {each.client.name: each for each in self._doing}
         self._numbers = {name: at for at, name in enumerate(self.turns, 1)}
         self._idle = 0
 
-    def says(self, request: str, position: int) -> int:
+    def sampled_token(self, request: str, position: int) -> int:
         """Return the token that the model samples for output number `position` (from 1) of a turn."""
         turn = self.turns[request]
         if turn.stop and position >= turn.stop:
@@ -204,13 +206,13 @@ class Clients:
         client, _, number = request.rpartition(".")
         before = f"{client}.{int(number) - 1}"
         if not self._named[client].client.resends or before not in self.turns:
-            return self._appends(request)
+            return self._added_tokens(request)
         turn = self.turns[before]
         answer = range(1, 1 + min(turn.limit, turn.stop or turn.limit))
-        said = tuple(self.says(before, position) for position in answer)
-        return self.prompt(before) + said + self._appends(request)
+        said = tuple(self.sampled_token(before, position) for position in answer)
+        return self.prompt(before) + said + self._added_tokens(request)
 
-    def _appends(self, request: str) -> tuple[int, ...]:
+    def _added_tokens(self, request: str) -> tuple[int, ...]:
         """Return the tokens that a turn adds to the conversation."""
         turn = self.turns[request]
         number = self._numbers[request]
@@ -242,20 +244,20 @@ class Clients:
 
         forwards: 0 if the server computed nothing since the last one.
         """
-        messages = [message for each in self._doing for message in self._says(each, now)]
+        messages = [message for each in self._doing for message in self._messages_of(each, now)]
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:
             self._idle = 0
             waits = [each.waits for each in self._doing if each.waits not in (None, FLUSH)]
             self.stalled(waits)
-            return self._one_gives_up()
+            return self._disconnect_one()
         return messages
 
-    def _wait(self, each: _Doing) -> int:
+    def _wait(self, each: _ClientState) -> int:
         turns = each.client.turns
         return turns[each.turn].wait if each.turn < len(turns) else each.client.close
 
-    def _says(self, each: _Doing, now: int) -> Iterator[Message]:
+    def _messages_of(self, each: _ClientState, now: int) -> Iterator[Message]:
         client = each.client
         for request, at in list(each.disconnects.items()):
             if at <= now:
@@ -297,7 +299,7 @@ class Clients:
             if client.session:
                 yield Message("close", client.name)
 
-    def _operates(self, each: _Doing, now: int) -> Iterator[Message]:
+    def _operates(self, each: _ClientState, now: int) -> Iterator[Message]:
         name = each.client.name
         kind = each.client.operator
         each.turn += 1
@@ -316,7 +318,7 @@ class Clients:
             if kind == "update":
                 yield Message("flush", name, mode="now")
 
-    def _one_gives_up(self) -> list[Message]:
+    def _disconnect_one(self) -> list[Message]:
         """Disconnect the first client that can, because idle sessions fill the memory and nobody can
         continue."""
         for each in self._doing:

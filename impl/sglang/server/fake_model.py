@@ -303,7 +303,7 @@ class FakeModel:
 
     def _says(self, name: str, length: int) -> int:
         """Return the token sampled after so many tokens of a request's text."""
-        return self.clients.says(name, length - self._inputs[name] + 1)
+        return self.clients.sampled_token(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:
         """Run a prefill. The next token of each entry counts if its input is complete. In a mixed batch

@@ -15,9 +15,10 @@ OUTDATED = "a page that P has sent from one that it had already given back"
 
 
 class Misread(NamedTuple):
-    """Attention would have read something else: at `position` of a request, in a pool, for the first time in
-    this forward pass.
+    """A read of the wrong KV: what attention would have read at `position` of a request in `pool`, first in
+    forward pass `forward`.
 
+    want, got: (token, position) whose KV belongs there, and is there; None for none.
     writer: the request that wrote what is there. In the pool "state" the request goes on at `position` from
         another state than the one before it.
     found: what that is, in words; in a window UNSENT, OUTDATED or nothing.
@@ -68,6 +69,8 @@ class PairEvent(NamedTuple):
 class RunOutcome(msgspec.Struct, frozen=True):
     """The outcome of a run.
 
+    forwards, rounds: how many there were.
+    misread: the first wrong read at each position.
     error: the server broke, in one line.
     stuck: it was ended after too many rounds.
     stalls: where it went on with nothing, and could.

@@ -30,9 +30,10 @@ def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
         if promise.held and promise.request not in step.excused_requests:
             readers = step.after.readers_of(promise.request)
             states = " and ".join(f"{reader.request} {reader.state.value}" for reader in readers)
-            expected = f"P gives back what {promise.request} left, for nobody will read it: {states}"
+            gives = f"P gives back what {promise.request} left"
+            expected = f"{gives}, because nobody will read it any more: {states}"
             place = AtServer(PREFILL, AtNamed("request", promise.request))
-            return failure(expected, "it keeps it until the lease ends", place)
+            return failure(expected, "P keeps it until the lease ends", place)
     return None
 
 

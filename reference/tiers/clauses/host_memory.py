@@ -84,10 +84,10 @@ def _pins_are_users(step: HasTier) -> Failure | None:
     needs=("tier",),
     rule="tiers.facts",
     source="vllm reset_connector_cache; sglang flush_cache",
-    trigger=lambda s: s.resets_tier and s.kept_copies[0] > 0,
+    trigger=lambda s: s.resets_tier and s.kept_copy_counts[0] > 0,
 )
 def _reset_forgets_copies(step: HasTier) -> Failure | None:
-    if not step.resets_tier or not (left := step.kept_copies[1]):
+    if not step.resets_tier or not (left := step.kept_copy_counts[1]):
         return None
     return failure("no hash in host memory", f"{left}", AtCount("host", "hashes", 0))
 

@@ -29,8 +29,8 @@ V = TypeVar("V", SpecDecode, Launch)
 
 def _tree_could_give(was: State, _command: Decode | SpecDecode) -> bool:
     left = free(was)
-    full = not left.full or (was.config.geometry.window is not None and not left.swa)
-    return full and was.tree is not None and sizes(was.tree).full_evictable > 0
+    lacks_page = not left.full or (was.config.geometry.window is not None and not left.swa)
+    return lacks_page and was.tree is not None and sizes(was.tree).full_evictable > 0
 
 
 def _accepted_fits(was: State, command: SpecDecode) -> bool:

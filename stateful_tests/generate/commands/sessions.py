@@ -68,11 +68,9 @@ class SubmitHarness(Harness[Submit]):
         if wiped and session is not None and not c.invalid and not once_in(c.source, 3):
             return Submit(name, session, 1)
         plain = Submit(name, session, *self._draw_lengths(c))
-        return (
-            plain
-            if c.profile.machine == "sessions" or once_in(c.source, 6)
-            else self._with_prompt(c, plain)
-        )
+        if c.profile.machine == "sessions" or once_in(c.source, 6):
+            return plain
+        return self._with_prompt(c, plain)
 
     def _draw_session(self, c: Enabled, wiped: list[Session]) -> str | None:
         """Draw the session of a turn, one that was wiped if there is one. None stands for an ordinary
@@ -90,7 +88,8 @@ class SubmitHarness(Harness[Submit]):
             tokens = 1 + c.source.upto(width // 2)
         if c.invalid and once_in(c.source, 6):
             tokens = pick(c.source, (0, -1, width, width + 1))
-        return tokens, pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
+        rewind = pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
+        return tokens, rewind
 
     def _with_prompt(self, c: Enabled, plain: Submit) -> Submit:
         """Return the submit with a prompt, mostly in place of tokens of its own."""
@@ -107,7 +106,8 @@ class SubmitHarness(Harness[Submit]):
             prompt = pick(c.source, twins)
         else:
             prompt = c.prompt(longest, fresh=before > 0)
-        tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
+        has_own = c.profile.own_tokens or once_in(c.source, 4)
+        tokens = 1 + c.source.upto(1) if has_own else 0
         if c.invalid:
             tokens = c.source.upto(4) - 1
         answers = prompt[-1].text if c.profile.alike and prompt and not tokens else ""

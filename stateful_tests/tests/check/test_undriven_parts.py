@@ -86,10 +86,8 @@ def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
 
 
 def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out():
-    """Neither are its lines of the corpus.
-
-    guessed: the base is the nearest release.
-    """
+    """Nor are its lines of the corpus: a base that is only the nearest release says little of what the tree
+    should offer."""
     unfit = situations_with_retract()
     tree = tree_without_retract()
     base = Checkout("sglang==0.5.12")

@@ -33,9 +33,8 @@ LOCKS = [  # user, window, what is changed, from where each pool is locked, wher
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", LOCKS)
-def test_a_lock_has_a_range_of_each_pool(row):
-    host, window, change, low, left_out = row
+@pytest.mark.parametrize(("host", "window", "change", "low", "left_out"), LOCKS)
+def test_a_lock_has_a_range_of_each_pool(host, window, change, low, left_out):
     user = TierUser("h1", host, 3, 1)
     sizes = SIZES if window else replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
     ranges = LockRanges(replace(sizes, window=window))
@@ -44,7 +43,7 @@ def test_a_lock_has_a_range_of_each_pool(row):
     ]
 
 
-# a poll takes pages of a storage in
+# A poll inserts pages from the storage, so it splits nodes too.
 @pytest.mark.parametrize(("command", "host", "at", "low"), [
     (Insert("h3", ()), True, 1, {"full": 0, "swa": 0}), (Poll(), True, 1, {"full": 0, "swa": 0}),
     (Unlock("h3"), True, 1, {"full": 1, "swa": 1}), (None, True, 1, {"full": 1, "swa": 1}),

@@ -113,8 +113,8 @@ def test_a_client_without_a_session_resends_its_conversation():
         Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
         for resends in (False, True)
     )
-    lines_said = [tuple(own.says("c1.1", index) for index in range(1, 6))]
-    lines_said += [tuple(own.says("c1.2", index) for index in range(1, 3))]
+    lines_said = [tuple(own.sampled_token("c1.1", index) for index in range(1, 6))]
+    lines_said += [tuple(own.sampled_token("c1.2", index) for index in range(1, 3))]
     first, second, third = (own.prompt(f"c1.{number}") for number in (1, 2, 3))
     assert [len(each) for each in (first, second, third)] == [3, 2, 1] and lines_said[1][-1] == EOS
     assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + lines_said[0] + second

@@ -88,13 +88,13 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
     for table, rooms in event.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
-            if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
+            if crossing is not None and table != _BY_A_THREAD:  # a thread takes those out later
                 faults_seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
     for says, (clause, part, crossing) in faults_seen.items():
         if says in transfers.kept and says not in transfers.told:
             transfers.told.add(says)
             known = None
-            if crossing is None or crossing.status != "success":  # none of them ends so
+            if crossing is None or crossing.status != "success":  # no known fault keeps the room of one
                 sent = crossing is not None and crossing.parts > 0
                 known = deviations.fault_of_kept_tokens(follower.header, part, sent=sent)
             follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
@@ -124,13 +124,13 @@ def _check_pages_held(
 def compare_pair_logs(prefill: LogFollower, decode: LogFollower) -> Iterator[Diverged]:
     """Compare both logs of a pair, room by room: whatever the decode server counts as received, the
     prefill server has sent."""
-    for room, decoded in decode.transfers.rooms.items():
-        here = prefill.transfers.rooms.get(room)
-        if here is None or not decoded.arrived or here.request != decoded.request:
+    for room, received in decode.transfers.rooms.items():
+        sent = prefill.transfers.rooms.get(room)
+        if sent is None or not received.arrived or sent.request != received.request:
             continue
         decode.result.compared += 1
-        if not here.is_sent:
-            yield Diverged("PD-6", f"{decoded.request}: the peer has sent all", "it has not")
-        elif here.span != decoded.span:
-            expected = f"{decoded.request}: {decoded.span}, which the decode server has named"
-            yield Diverged("PD-6", expected, f"the prefill server has sent {here.span}")
+        if not sent.is_sent:
+            yield Diverged("PD-6", f"{received.request}: the peer has sent all", "it has not")
+        elif sent.span != received.span:
+            expected = f"{received.request}: {received.span}, which the decode server has named"
+            yield Diverged("PD-6", expected, f"the prefill server has sent {sent.span}")

@@ -425,7 +425,7 @@ class Judges:
         right."""
         turn = self.script.turns[name]
         most = min(turn.limit, turn.stop or turn.limit)
-        want = [self.script.says(name, position) for position in range(1, most + 1)]
+        want = [self.script.sampled_token(name, position) for position in range(1, most + 1)]
         short = len(tokens) < len(want) and reason == "stop"
         if list(tokens) != want[: len(tokens)] or short:
             says = f"{name} is answered {list(tokens)} ({reason}), and the model said {want}"
