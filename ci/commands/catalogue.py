@@ -93,6 +93,8 @@ def _list_matches(
         fitting = max(0, matches.fits - len(listed_rows))
         others = f"{fitting} more fit, {more - fitting}" if fitting else f"{more} more"
         note(f"{others} have some of these words: --json lists all")
+    if len(listed_rows) > 1 and listed_rows[0]["id"] in known_ids:
+        note(f"in full, with its traces: kvspec bugs {listed_rows[0]['id']}")
     for place, row in enumerate(matches.rows):
         row["fits"] = place < matches.fits
     return out.end(matches.rows)

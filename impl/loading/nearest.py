@@ -93,7 +93,7 @@ def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
 def differing(count: int) -> str:
     """Return the number of differing lines in words."""
     if not count:
-        return "no line of code differs"
+        return "no new line of code"
     return "1 line differs" if count == 1 else f"{count:,} lines differ"
 
 

@@ -48,6 +48,8 @@ class LookedUp(NamedTuple):
     left: int = 0
     #: a function that changed in the tree and runs in the failing command
     changed: str = ""
+    #: the base is the tree but for a few lines, and plays the trace to its end
+    near_base: bool = False
     #: a known fault of tree and base that explains the violation on the tree, where no release shows one
     alike: str = ""
 
@@ -76,6 +78,8 @@ class LookedUp(NamedTuple):
                 end = f" and at {frame}" if frame else ""
                 return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
             hint = f" Look at {frame}." if frame else ""
+            if self.near_base:
+                return f"first seen here: {replayed}, nor does the base.{hint}"
             return f"{replayed}: kvspec's adapter may be the cause.{hint}"
         if self.alike:
             return f"{replayed}; {self.alike}, which tree and base have, violates {clause} likewise"

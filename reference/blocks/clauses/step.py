@@ -169,7 +169,7 @@ class BlockStep(HostView):
                     for i, value in enumerate(read)
                     if [value] != stamps[start + i : start + i + 1]
                 )
-                expected = f"{name} finds its own KV at position {start + first_wrong} in group {group}"
+                expected = f"{name} must find its own KV at position {start + first_wrong} in group {group}"
                 position = start + first_wrong
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))

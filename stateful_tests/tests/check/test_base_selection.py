@@ -379,7 +379,7 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
 
 @pytest.mark.parametrize(
     ("count", "says"),
-    [(0, "no line of code differs"), (1, "1 line differs"), (2638, "2,638 lines differ")],
+    [(0, "no new line of code"), (1, "1 line differs"), (2638, "2,638 lines differ")],
 )
 def test_a_distance_is_told_in_lines(count, says):
     assert nearest.differing(count) == says

@@ -199,9 +199,16 @@ def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
 
 def test_a_break_of_only_this_tree_may_be_caused_by_the_adapter(monkeypatch):
     Releases(monkeypatch)
-    result, _, text = check_tree(BreaksOnRetract, BaseKind.HISTORY)
+    result, _, text = check_tree(BreaksOnRetract, BaseKind.RELEASE)
     assert result.exit_code == 3
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
+
+
+def test_a_break_that_a_near_base_does_not_show_is_not_laid_to_the_adapter(monkeypatch):
+    """The adapter drives the tree and its own commit alike."""
+    Releases(monkeypatch)
+    _, _, text = check_tree(BreaksOnRetract, BaseKind.HISTORY)
+    assert "first seen here: none of 2 releases breaks, nor does the base." in text
 
 
 @pytest.mark.parametrize(("fault", "looked_up"), [("f", 9), ("", lookup.MOST_TRACES)])
@@ -258,6 +265,8 @@ def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
          "none of 2 releases breaks. a.py: free changed and runs in this command: look there first and at"
          " sglang/a.py:3."),
         (LookedUp(conform=1, driven=2), "BROKEN", "first seen here: none of 2 releases breaks"),
+        (LookedUp(conform=2, driven=2, near_base=True), "BROKEN",
+         "first seen here: none of 2 releases breaks, nor does the base. Look at sglang/a.py:3."),
     ],
 )  # fmt: skip
 def test_each_outcome_of_a_lookup_has_a_sentence(told, clause, says):

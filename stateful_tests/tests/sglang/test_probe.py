@@ -226,7 +226,7 @@ def test_files_and_version_that_disagree_are_reported(copy):
     write(file, "__version__ = version = '0.5.20'\n")
     kind = detect(copy)
     assert kind.release is TABLE["0.5.23"]
-    assert kind.remark.endswith("taken for 0.5.23 (no line of code differs); its files state 0.5.20")
+    assert kind.remark.endswith("taken for 0.5.23 (no new line of code); its files state 0.5.20")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_tree_older_than_all_is_one_sentence(copied):
 def test_a_missing_way_is_refused_with_the_missing_names(vllm):
     said = refusal_of(vllm("0.30.0").root, v2=True)
     assert "GPUModelRunner.prepare_inputs takes 3 arguments, not 4" in said
-    assert "taken for 0.30.0, the nearest release (no line of code differs)" in said
+    assert "taken for 0.30.0, the nearest release (no new line of code)" in said
 
 
 def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
