@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, product
@@ -72,8 +72,14 @@ def _presets_like(name: str) -> str:
     """Describe the presets with similar names, or else all, by their purpose."""
     if close := get_close_matches(name, _EVERY_PRESET, 3):
         return f"is it {' or '.join(close)}?"
-    others = (f"; of {kind.noun} {', '.join(kind.presets)}" for kind in JUDGED_KINDS)
-    return f"one of {', '.join(PRESETS)}{''.join(others)}"
+    others = (f"; of {kind.noun} {_first_names(kind.presets)}" for kind in JUDGED_KINDS)
+    return f"one of {_first_names(PRESETS)}{''.join(others)}"
+
+
+def _first_names(names: Collection[str], most: int = 6) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join([*names][:most]) + more
 
 
 def plan(

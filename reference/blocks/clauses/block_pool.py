@@ -23,9 +23,10 @@ from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, coun
 def _ref_count_is_owner_count(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
-            who = ", ".join(map(_holder_text, named)) or "nobody"
-            expected = f"block {block} must have ref count {len(named)}: {who} holds it"
-            return failure(expected, f"its ref count is {refs}", AtBlock(block))
+            who = " and ".join(map(_holder_text, named)) or "nobody"
+            hold = "hold" if len(named) > 1 else "holds"
+            expected = f"block {block} must have ref count {len(named)}: {who} {hold} it"
+            return failure(expected, f"block {block} has ref count {refs}", AtBlock(block))
     return None
 
 
@@ -116,14 +117,15 @@ def _block_serves_one_place(step: BlockStep) -> Failure | None:
 def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
         also = ", ".join(step.after.leftovers)
-        expected = "the manager must keep tables of requests that are there, and no others"
-        return failure(expected, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
+        expected = "the manager must keep nothing of requests that have ended"
+        return failure(expected, f"the manager keeps an entry of {also}", AtCount("manager", "leftovers"))
     swapped = step.after.swap.tables if step.after.swap is not None else ()
     for name in swapped:
         fact = step.after.requests.get(name)
         if fact is None or fact.status != "SWAPPED":
-            expected = "host memory must keep copies of requests that are swapped, and no others"
-            return failure(expected, f"it also keeps one of {name}", AtCount("swap", "leftovers"))
+            expected = "host memory must keep copies of swapped requests alone"
+            observed = f"host memory keeps a copy of {name}"
+            return failure(expected, observed, AtCount("swap", "leftovers"))
     return None
 
 
