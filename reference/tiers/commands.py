@@ -90,17 +90,17 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The thread that reads pages into host memory proceeds. pages: as in Query. With vLLM's connector the
-    oldest job that reads chunks from the storage is done. Where a file is too short after so many, the job
-    fails."""
+    """The thread that reads pages into host memory proceeds. pages: the most that it reads. With vLLM's
+    connector the oldest job that reads chunks from the storage is done. Where a file is too short after so
+    many, the job fails."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The thread that writes pages to the storage proceeds. pages: as in Query. With vLLM's connector:
-    the oldest job that writes chunks is done, and fails after so many."""
+    """The thread that writes pages to the storage proceeds. pages: the most that it writes. With vLLM's
+    connector the oldest job that writes chunks is done, and fails after so many."""
 
     pages: int = ALL
 
