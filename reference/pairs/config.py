@@ -37,7 +37,7 @@ class PairConfig:
     shared: bool = False
     #: D takes over the token that P has sampled: it stands at the end of the prompt that D is given
     first_token: bool = False
-    #: of two connectors, that to the host is asked first
+    #: of two connectors, that to the host comes first
     host_first: bool = False
 
     def __post_init__(self) -> None:

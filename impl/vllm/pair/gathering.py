@@ -115,15 +115,9 @@ class PairView:
         prefill = self.servers[PREFILL]
         decode = self.servers[DECODE]
         moves = []
-        for own, theirs, _ in job.address_pairs:
-            if job.writes:
-                decode_address = theirs
-                prefill_address = own
-            else:
-                decode_address = own
-                prefill_address = theirs
-            target = decode.memory.block_at(decode_address)
-            source = prefill.memory.block_at(prefill_address)
+        for target_address, source_address, _ in job.moves:
+            target = decode.memory.block_at(target_address)
+            source = prefill.memory.block_at(source_address)
             if target is None or source is None:
                 raise SystemFailed("a transfer has an address outside of the KV of both servers")
             moves.append((groups.get(target, 0), target, source))

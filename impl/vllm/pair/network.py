@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any
@@ -75,15 +75,16 @@ class PostedTransfer:
         self.copied = False
         self.released = False
 
+    @property
+    def moves(self) -> Iterator[tuple[int, int, int]]:
+        """The (target address, source address, bytes) of each region. P has the source and D the target: P
+        writes, or D reads."""
+        for own, theirs, size in self.address_pairs:
+            yield (theirs, own, size) if self.writes else (own, theirs, size)
+
     def copy(self) -> None:
         """Move the bytes."""
-        for own, theirs, size in self.address_pairs:
-            if self.writes:
-                target = theirs
-                source = own
-            else:
-                target = own
-                source = theirs
+        for target, source, size in self.moves:
             ctypes.memmove(target, source, size)
         self.copied = True
 

@@ -164,7 +164,7 @@ class PairServer(EngineDriver):
     """The prefill server P or the decode server D.
 
     answers: finished request -> its transfer parameters for the peer.
-    host_first: of two connectors, that to the host is asked first.
+    host_first: of two connectors, that to the host comes first.
     """
 
     has_both = True

@@ -24,7 +24,7 @@ OF_PAIRS = (
     | in_order(REGISTERED, (stale_promises, idle_leaks))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
-# Progress is asked of both servers together.
+# Both servers together have to make progress.
 _SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in PROGRESS}
 _WITHOUT_HOST = {name: each for name, each in _SERVER_CLAUSES.items() if not name.startswith("HOST-")}
 PAIR_CLAUSES = OF_PAIRS | _SERVER_CLAUSES
