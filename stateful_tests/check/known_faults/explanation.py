@@ -1,13 +1,14 @@
 """Explanations of violations by known faults: without the needs of the fault, the run conforms.
 
 Most violations of a release with known faults have few shapes: one clause, one last command, the same words
-apart from numbers. The first violations of each shape are explained in full, and every eighth after them, so
-that another fault that looks the same is not missed. Where several known faults may explain a violation, only
-the first few of each such set are attributed to one of them.
+apart from numbers. The first violations of each shape are explained in full, and every sixteenth after them,
+so that another fault that looks the same is not missed. Where several known faults may explain a violation,
+only the first few short traces of each such set are attributed to one of them: that changes no verdict.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,10 @@ from stateful_tests.lockstep.replays import mostly_refused
 from stateful_tests.lockstep.run_results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 
-_EXPLAINED_FIRST = 3  # violations of a shape that are all explained
-_EXPLAINED_EVERY = 8  # after them, one in so many
+_EXPLAINED_FIRST = 2  # violations of a shape that are all explained
+_EXPLAINED_EVERY = 16  # after them, one in so many
 _ATTRIBUTED = 3  # violations of a clause and a set of candidates that are attributed to one fault
+_ATTRIBUTED_LENGTH = 60  # commands of the longest trace that is attributed
 
 
 class Shape(NamedTuple):
@@ -41,11 +43,17 @@ class Shape(NamedTuple):
 
 
 def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape:
-    """Return the shape of a violation that known faults may explain. Numbers do not matter."""
+    """Return the shape of a violation that known faults may explain. Numbers do not matter, nor how many
+    members of a list look alike, nor the names of adapters and salts."""
     failure = violation.failure_of(violation.clause)
     command = type(trace.commands[violation.step]).__name__
-    words = how_it_breaks(failure.expected), how_it_breaks(failure.observed)
+    words = (_words_of(text) for text in (failure.expected, failure.observed))
     return Shape(violation.clauses, tuple(mask.fault.id for mask in under), command, *words)
+
+
+def _words_of(text: str) -> str:
+    text = re.sub(r"\b(adapter|salt) \w+", r"\1", how_it_breaks(text))
+    return re.sub(r"\b(\w.*?)(, \1)+\b", r"\1", text)
 
 
 @dataclass(slots=True)
@@ -69,7 +77,8 @@ class Explained:
             return []
         self.shapes[shape] += 1
         ambiguous = violation.clause, shape.faults
-        if len(under) == 1 or self.attributed[ambiguous] >= _ATTRIBUTED:
+        few_are = self.attributed[ambiguous] < _ATTRIBUTED
+        if len(under) == 1 or not few_are or violation.step >= _ATTRIBUTED_LENGTH:
             return under
         self.attributed[ambiguous] += 1
         return [explaining(system, under, trace, violation.clause)]
@@ -185,13 +194,17 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
     known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
     needed_by_known = {need for _, needed, _ in known for need in needed}
     needed = {*needs(system, trace, clause, needed_by_known)}
+
+    def shared(each: tuple[Trace, Needs, Mask]) -> tuple[bool, int]:
+        _, needs_of_own, _ = each
+        return {*needs_of_own} <= needed, len(needs_of_own)
+
+    most = max(map(shared, known))
+    best = [each for each in known if shared(each) == most]
+    if len({id(mask) for *_, mask in best}) == 1:
+        return best[0][2]
     here = possible_needs(system, trace)
-
-    def fits(each: tuple[Trace, Needs, Mask]) -> tuple[bool, int, int]:
-        own, needs_of_own, _ = each
-        return {*needs_of_own} <= needed, len(needs_of_own), -len(possible_needs(system, own) - here)
-
-    return max(known, key=fits)[2]
+    return min(best, key=lambda each: len(possible_needs(system, each[0]) - here))[2]
 
 
 def unexplained_needs(

@@ -20,7 +20,9 @@ from reference.failures import Failure
 
 from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.campaign import run
-from stateful_tests.check.known_faults.explanation import Explained, explaining_masks, known_fault
+from stateful_tests.check.known_faults.explanation import (
+    Explained, explaining_masks, known_fault, shape_of,
+)  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
@@ -96,14 +98,14 @@ def test_no_rejected_turn_is_left_but_for_the_last_command():
 
 
 def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
-    """The first three, and each eighth: a fault that looks the same is found by one of these."""
+    """The first two, and each sixteenth: a fault that looks the same is found by one of these."""
     [retracts, rejects] = KNOWN
     looked = []
     told = []
 
     def explains(*_):
         looked.append(explained.shapes.total())
-        return len(looked) < 6
+        return len(looked) < 5
 
     monkeypatch.setattr(explanation, "explains", explains)
     monkeypatch.setattr(explanation, "explaining", lambda *_: told.append(1) or retracts)
@@ -116,12 +118,43 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
         return explained.under(THREE, masks, replace(trace, commands=commands), seen, ())
 
     assert [under(number) for number in range(3)] == [[retracts]] * 3
-    assert [under(number) for number in range(3, 17)] == [(retracts, rejects)] * 14
-    assert looked == [0, 1, 2, 8, 16] and len(told) == 3
+    assert [under(number) for number in range(3, 33)] == [(retracts, rejects)] * 30
+    assert looked == [0, 1, 16, 32] and len(told) == 3
     assert under(0, command=Retract) == []  # another shape, which nothing explains
-    assert looked[5:] == [17]
-    assert under(17) == (retracts, rejects)
-    assert len(looked) == 6
+    assert looked[4:] == [33]
+    assert under(33) == (retracts, rejects)
+    assert len(looked) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("no batch comes, with 3 blocks free and r1 WAITING",
+         "no batch comes, with 0 blocks free and r4 WAITING, r2 WAITING"),
+        ("a key of r1 finds block 2, which holds KV of adapter a (load 1), salt b",
+         "a key of r8 finds block 7, which holds KV of adapter b (load 2), salt a"),
+    ],
+)  # fmt: skip
+def test_numbers_names_and_the_length_of_a_list_do_not_change_a_shape(one, other):
+    [retracts, _] = KNOWN
+    (trace, _) = retracts.there[0]
+    last = len(trace.commands) - 1
+    shapes = [
+        shape_of([retracts], trace, Violation("SES-2", last, Failure("x", words)))
+        for words in (one, other, f"{one}, r2 RUNNING")
+    ]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
+def test_a_long_trace_is_not_attributed(monkeypatch):
+    [retracts, rejects] = KNOWN
+    (trace, _) = retracts.there[0]
+    commands = (*(Decode(("r9",)),) * 60, trace.commands[-1])
+    seen = Violation("SES-2", len(commands) - 1, Failure("x", "y"))
+    monkeypatch.setattr(explanation, "explains", lambda *_: True)
+    monkeypatch.setattr(explanation, "explaining", lambda *_: retracts)
+    both = retracts, rejects
+    assert Explained().under(THREE, both, replace(trace, commands=commands), seen, ()) == both
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
