@@ -6,6 +6,7 @@ import tempfile
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from impl.process.remote_system import WorkerSystem
     from stateful_tests.check.known_faults.masks import Mask
     from stateful_tests.check.trees.base_selection import Base, BaseKind
+    from stateful_tests.check.trees.changed_functions import Changes
     from stateful_tests.check.trees.tree_history import Revision
     from stateful_tests.lockstep.known_faults import KnownFault
     from stateful_tests.lockstep.run_results import Run
@@ -92,27 +94,33 @@ class KnownFaults:
     """Names the known faults of traces that are replayed on a system, with the base that a check of it
     has.
 
-    before: the base that the user has named.
+    stated: the base that the user has named.
     opened: keeps the base of a checkout, which is loaded at the first violation.
     """
 
     selector: SystemSelector
     system: AnySystem
     opened: ExitStack
-    before: AnySystem | None = None
+    stated: Base | None = None
 
     @cached_property
-    def _base(self) -> AnySystem | None:
-        if self.before is not None:
-            return self.before
-        base = default_base(self.selector, None, self.system, self.opened)
-        return None if base is None else base.system
+    def _base(self) -> Base | None:
+        return self.stated or default_base(self.selector, None, self.system, self.opened)
 
     @cached_property
     def _masks(self) -> list[Mask]:
         from stateful_tests.check.known_faults.masks import masks
 
-        return [*masks(self.system, self._base)]
+        return [*masks(self.system, self._base and self._base.system)]
+
+    def changes(self, run: Run) -> Changes | None:
+        """Return the functions that a violating run calls and that differ from the base; None without a
+        base."""
+        from stateful_tests.check.trees.changed_functions import differences_from_base
+
+        if run.violation is None or self._base is None:
+            return None
+        return differences_from_base(self._base, self.system, chain(*run.called))
 
     def of(self, run: Run) -> KnownFault | None:
         """Return the known fault that explains the violation of a trace, if there is one."""
@@ -120,7 +128,7 @@ class KnownFaults:
 
         if run.violation is None or self._base is None:
             return known_fault(self.system, run)
-        return known_fault_beside(self._base, self._masks, self.system, run)
+        return known_fault_beside(self._base.system, self._masks, self.system, run)
 
 
 def named_base(name: str, selector: SystemSelector) -> AnySystem:

@@ -21,6 +21,7 @@ _BUG_COLUMNS = {
     "id": "bug", "kind": "kind", "title": "what is wrong", "clause": "clause", "source": "source",
     "only": "only with",
 }  # fmt: skip
+_NEAR_COLUMNS = {**_BUG_COLUMNS, "lacks": "lacks"}  # words of the query
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # a log may mention --some-flag
@@ -74,20 +75,25 @@ def _list_matches(
         and (not engines or {entry.engine} <= engines | {""})
     ]
     matches = find(text, every)
+    for place, row in enumerate(matches.rows):
+        row["fits"] = place < matches.fits
     listed_rows = matches.rows[: min(SHOWN, matches.fits or SHOWN)]
+    meant = similar_names(text[0] if len(text) == 1 else "", [row["id"] for row in matches.rows])
+    if not matches.known and meant:
+        text_output.say(out.console, f"no bug is named {quoted_text(text[0])}{meant}", "bold")
+        return out.end(matches.rows)
     if not matches.known:
-        name = text[-1] if len(text) == 1 else ""
-        meant = similar_names(name, [row["id"] for row in matches.rows])
         lacking = ", ".join(map(quoted_text, matches.missing))
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
         nearest = "nearest:" if listed_rows else "nothing is near; `kvspec bugs` lists the named bugs"
         unknown = "not known" if len(text) == 1 or not listed_rows else "no bug has all of these words"
-        text_output.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
+        text_output.say(out.console, f"{unknown}{lacking}; {nearest}", "bold")
     if listed_rows:
-        text_output.listing(out.console, listed_rows, _BUG_COLUMNS)
+        columns = _BUG_COLUMNS if matches.fits else _NEAR_COLUMNS
+        text_output.listing(out.console, listed_rows, columns)
     if 0 < matches.fits < _FEW and (near_by := matches.rows[matches.fits : _FEW + 1]):
         text_output.say(out.console, "if that is not it, nearest:", "bold")
-        text_output.listing(out.console, near_by, _BUG_COLUMNS)
+        text_output.listing(out.console, near_by, _NEAR_COLUMNS)
         listed_rows = [*listed_rows, *near_by]
     if more := len(matches.rows) - len(listed_rows):
         fitting = max(0, matches.fits - len(listed_rows))
@@ -95,8 +101,6 @@ def _list_matches(
         note(f"{others} have some of these words: --json lists all")
     if len(listed_rows) > 1 and listed_rows[0]["id"] in known_ids:
         note(f"in full, with its traces: kvspec bugs {listed_rows[0]['id']}")
-    for place, row in enumerate(matches.rows):
-        row["fits"] = place < matches.fits
     return out.end(matches.rows)
 
 

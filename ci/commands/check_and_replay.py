@@ -133,18 +133,18 @@ def replay(
 
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None
+        compared = None
         system = None
         if base is not None:
             compared, system = base_choice.with_system(base, selector, None, opened)
-            before = compared and compared.system
         system = system or opened.enter_context(closing(selector.resolve()))
-        known = base_choice.KnownFaults(selector, system, opened, before)
+        before = compared and compared.system
+        known = base_choice.KnownFaults(selector, system, opened, compared)
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = with_calls(system, run_trace(system, trace))
                 fault = known.of(run)
-            replays.append(report.replay_data(path, run, before, fault))
+            replays.append(report.replay_data(path, run, before, fault, known.changes(run)))
             replays[-1]["replay"] = replay_command(path, selector.options)
             if html_file is not None:
                 replays[-1]["states"] = trace_page.states(run)

@@ -83,7 +83,8 @@ class SearchEntry:
 class SearchResult:
     """The result of a search.
 
-    rows: the best first; the first `fits` of them have most of the query's words.
+    rows: the best first; the first `fits` of them have most of the query's words. Each has the words that
+        it `lacks`.
     known: the first is a bug.
     missing: words that no row has.
     """
@@ -190,7 +191,7 @@ def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
     ] or query_words
     scores: dict[int, float] = {}
     weighed: dict[int, float] = {}  # row -> the weight of the words that it has
-    hits_by_row: dict[int, int] = {}
+    words_by_row: dict[int, set[str]] = {}
     total = 0.0
     missing = []
     for word in content:
@@ -206,7 +207,7 @@ def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
             weighed[row] = weighed.get(row, 0.0) + rarity
         # A story has many words: what it alone mentions is no answer.
         for row in _phrase_scores(index, [word, *_synonyms(word)], _SHORT).keys() & best.keys():
-            hits_by_row[row] = hits_by_row.get(row, 0) + 1
+            words_by_row.setdefault(row, set()).add(word)
     for first, second in pairwise(query_words):
         if not {first, second} <= {*reporter_words().stop}:
             for row, score in _phrase_scores(index, [f"{first} {second}"]).items():
@@ -215,7 +216,7 @@ def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
         row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[entries[row].kind]
         for row, score in scores.items()
     }
-    fits = {row for row, count in hits_by_row.items() if count >= FITS * len(content)}
+    fits = {row for row, words in words_by_row.items() if len(words) >= FITS * len(content)}
 
     def sort_key(row: int) -> tuple[bool, bool, float, int]:
         """Return a sort key: rows that fit first, the better score first. Of the others, bugs of the built-in
@@ -224,6 +225,9 @@ def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
 
     ranked = sorted(worth, key=sort_key)
     is_bug = bool(fits) and entries[ranked[0]].kind in (*KNOWN_KINDS, "named")
+    for row in ranked:
+        lacking = [word for word in content if word not in words_by_row.get(row, ())]
+        entries[row].row["lacks"] = ", ".join(lacking)
     return SearchResult([entries[row].row for row in ranked], len(fits), is_bug, missing)
 
 

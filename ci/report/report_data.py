@@ -178,7 +178,7 @@ def finding_data(
         "saved": None,
         "replay": None,
         "page": None,
-        "changed": _changed_functions(group[0].run, changed) if changed else [],
+        "changed": _changed_functions(group[0].run, changed),
     } | run_data(group[0].run)
 
 
@@ -192,8 +192,10 @@ def _lookup_data(finding: Finding) -> Data | None:
     return looked_up._asdict() | {"text": looked_up.text(finding.clause, observed)}
 
 
-def _changed_functions(run: Run, changed: Changes) -> list[Data]:
+def _changed_functions(run: Run, changed: Changes | None) -> list[Data]:
     """Return the changed functions that a run calls, the one called last first: the likeliest cause."""
+    if changed is None:
+        return []
     called = sorted(changed.callers(run.called).items(), key=lambda each: -each[1][-1])
     return [{"function": str(function), "steps": steps} for function, steps in called]
 
@@ -275,13 +277,15 @@ def row_data(run: Run, index: int, marked: bool) -> Data:
 
 
 def replay_data(
-    file: str, run: Run, base: AnySystem | None = None, known: KnownFault | None = None
-) -> Data:
+    file: str, run: Run, base: AnySystem | None = None, known: KnownFault | None = None,
+    changed: Changes | None = None,
+) -> Data:  # fmt: skip
     """Return the report of a replayed trace file: `run_data`, and a verdict that heeds the bug and the clause
     that the trace names.
 
     base: the system before the change. A violation that it shows as well does not fail the replay.
     known: the known fault that explains the violation.
+    changed: functions that differ from the base.
     """
     trace = run.trace
     violation = run.violation
@@ -325,6 +329,7 @@ def replay_data(
         "mostly_refused": mostly_refused(run),
         "base": base and base.name,
         "also_in": also_in,
+        "changed": _changed_functions(run, changed),
     }
     return head | run_data(run, known)
 

@@ -153,6 +153,8 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
                 words[clause] = f"expected {expected}\nobserved {observed}"
         if known := data["known"]:
             words["known"] = f"{known['id']}: {known['summary']}"
+        if data.get("changed"):
+            words["changed"] = "\n".join(_changed_text(data))
         if violation["why"]:  # a clause of the specification
             clause = violation["clause"]
             page = "SPEC.md" if clause in CLAUSES else "SPEC-REFERENCE.md"

@@ -84,7 +84,8 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     """Print a plain listing.
 
     columns: key -> heading, those with sentences last. On a terminal sentences are below the name; in a pipe
-        only where rows are wider than the console.
+        only where rows are wider than the console. What stands below has its heading, but for the longest
+        sentences.
     """
     cells = {key: [printable(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
@@ -97,21 +98,24 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
         out.print(made)
         return
     short = [key for key in keys if key not in long]
+    longest = max(long, key=lambda key: sum(map(len, cells[key])), default="")
+    labels = {key: "" if key == longest else f"{columns[key]}: " for key in columns}
     if not out.is_terminal:
-        _plain_listing(out, columns, cells, keys, short)
+        _plain_listing(out, columns, cells, keys, short, labels)
         return
     for index in range(len(rows)):
         say(out, "   ".join(filter(None, (cells[key][index] for key in short))), "bold")
-        for key in keys[len(short) :]:
-            out.print(Padding(Text(cells[key][index]), (0, 0, 0, 4)))
+        for key in (key for key in keys[len(short) :] if cells[key][index]):
+            out.print(Padding(Text(labels[key] + cells[key][index]), (0, 0, 0, 4)))
 
 
 def _plain_listing(
-    out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str]
+    out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str],
+    labels: dict[str, str],
 ) -> None:  # fmt: skip
     """Print a listing as plain lines: a row is one line, for grep. Where rows are wider than the
     console, the widest columns are below them: those with sentences, then of the `short` ones the
-    widest, with a label."""
+    widest."""
     beside = keys
     if max(map(len, _column_lines(columns, cells, keys))) > out.width:
         beside = [*short] or keys[:1]
@@ -122,8 +126,7 @@ def _plain_listing(
     for index, line in enumerate(lines):
         say(out, line, whole=True)
         for key in (key for key in keys if key not in beside and cells[key][index]):
-            label = f"{columns[key]}: " if key in short else ""
-            for text in wrap(label + cells[key][index], out.width - 4):
+            for text in wrap(labels[key] + cells[key][index], out.width - 4):
                 say(out, f"    {text}", whole=True)
 
 

@@ -69,7 +69,7 @@ class Mask:
         if self.unplayed:
             return f"could not be replayed on this tree ({self.unplayed})"
         if self.instead:
-            return f"its trace {' and '.join(self.instead)} on this tree"
+            return f"on this tree its trace {' and '.join(self.instead)} instead"
         if self.elsewhere:
             return "not shown by its traces, which are of another way to run"
         if self.absent_from_base:

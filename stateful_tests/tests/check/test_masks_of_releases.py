@@ -274,5 +274,6 @@ def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path
     save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")
     code, out, _ = kvspec("replay", str(plain), "--impl", "sglang", "--sglang-path", str(checkout))
     assert code == 3 and "nothing-to-resume" not in out
+    assert " changed   sglang/srt/mem_cache/memory_pool.py: ReqToTokenPool.alloc ran in command " in out
     code, out, _ = kvspec("replay", str(trace_file), "--impl", "sglang==0.5.23")
     assert code == 3 and "nothing-to-resume" in out

@@ -132,7 +132,14 @@ def test_a_word_that_no_bug_has_is_named(kvspec):
 
 def test_a_misspelt_name_gets_a_suggestion(kvspec):
     _, text, _ = kvspec("bugs", "last-tokn")
-    assert "is it last-token?" in text.splitlines()[0]
+    assert text.strip() == "no bug is named 'last-tokn'; is it last-token?"
+
+
+def test_a_near_hit_says_which_words_it_lacks(kvspec):
+    _, text, _ = kvspec("bugs", "drafter", "skips", "garbage")
+    heading, first = text.splitlines()[1:3]
+    assert heading.split() == ["bug", "kind", "clause", "lacks"]
+    assert first.split() == ["drafter-skips-a-batch", "in", "releases", "DRAFT-1", "garbage"]
 
 
 def test_a_word_that_is_near_to_nothing_gets_no_suggestion(kvspec):
