@@ -6,8 +6,9 @@ import inspect
 import json
 import textwrap
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -98,10 +99,14 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ]
     recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
-        f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
+        f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |"
+        for each in kind.commands
+        if each.__name__ in can.commands
     ]
+    others = [f"`{kind_name(each)}`" for each in kind.commands if each.__name__ not in can.commands]
+    refused = [f"Other systems of this kind also have {', '.join(others)}.", ""] if others else []
     sizes = _sizes_text(kind.config)
-    names = ", ".join(f"`{field.name}`" for field in fields(kind.config))
+    names = ", ".join(f"`{_with_default(field)}`" for field in fields(kind.config))
     return "\n".join([
         f"# {file}: a trace by hand", "",
         skeleton.story, "",
@@ -110,8 +115,15 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
         "## Its steps", "", "| step | as a report prints it | what it does |", "|---|---|---|", *steps, "",
         "## Recipe", "", *recipe, "",
         "## Commands", "", "| `do` | fields | what it does |", "|---|---|---|", *commands, "",
-        "## Sizes", "", f"Fields: {names}.", "", sizes, "",
+        *refused,
+        "## Sizes", "", f"Fields, with their defaults: {names}.", "", sizes, "",
     ])  # fmt: skip
+
+
+def _with_default(field: Field[Any]) -> str:
+    """Return the name of a field, with its default if it has one."""
+    made = field.default if field.default_factory is MISSING else field.default_factory()
+    return field.name if made is MISSING else f"{field.name} {json.dumps(made, default=repr)}"
 
 
 def _sizes_text(config: type) -> str:
