@@ -46,9 +46,9 @@ _MOVES = {kind.__name__ for kind in (Copy, Complete, Fail)}
 PAIR = "pair"  # the way to run it as a prefill and a decode server
 AS_PAIR = Capabilities(
     PAIRS.name,
-    frozenset(
-        {"Prefill", "Forward", "Drop", "Serve", "Cancel", "Advance", "Move", "Land", "Deliver", "Tick"}
-    ),
+    frozenset({
+        "Prefill", "Forward", "Drop", "Serve", "Cancel", "Advance", "Move", "Land", "Lose", "Deliver", "Tick",
+    }),
     modes=(Mode.FAITHFUL,),
     first_token=True,
 )

@@ -204,7 +204,9 @@ def _draw_rare_command(
     if profile.drop and once_in(source, profile.drop):
         if waiting := record.unforwarded(facts):
             return Drop(pick(source, waiting))
-    if profile.fails and facts.under_way and once_in(source, 2 * profile.fails):
+    # A server that takes the first token over may end with the first transfer that fails (LMDeploy).
+    rarely = 8 if record.config.first_token else 2
+    if profile.fails and facts.under_way and once_in(source, rarely * profile.fails):
         return Lose(source.upto(len(facts.under_way) - 1))
     return None
 

@@ -17,7 +17,7 @@ from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import Schedule, Update, client_tokens
 from reference.commands import Done, Outcome, Prompt, Reason, Refused
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forward, Land, Move, PairCommand, Prefill, Serve,
+    Advance, Cancel, Deliver, Drop, Forward, Land, Lose, Move, PairCommand, Prefill, Serve,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import (
@@ -48,7 +48,7 @@ class LMDeployPair:
         self._commands: dict[type, Callable[[Any], Outcome | None]] = {
             Prefill: self._prefill, Forward: self._forward, Drop: self._drop, Serve: self._serve,
             Cancel: self._cancel, Advance: self._advance, Move: self._move, Land: self._land,
-            Deliver: self._deliver, Tick: self._tick,
+            Lose: self._lose, Deliver: self._deliver, Tick: self._tick,
         }  # fmt: skip
 
     def reset(self, geometry: PairConfig) -> None:
@@ -73,7 +73,7 @@ class LMDeployPair:
         for server in self.servers.values():
             server.clear_step_facts()
         carry_out = self._commands.get(type(command))
-        if carry_out is None:  # no handshake, no push, no reset of a cache, no failure of a transfer
+        if carry_out is None:  # no handshake, no push, no reset of a cache
             return Refused(Reason.UNFAITHFUL)
         try:
             outcome = carry_out(command) or Done()
@@ -186,6 +186,10 @@ class LMDeployPair:
             self._copy_blocks(job)
         job.over = True
 
+    def _lose(self, command: Lose) -> None:
+        job = self._transfer_at(self._transfers(), command.at)
+        job.failed = job.over = True
+
     def _deliver(self, command: Deliver) -> None:
         messages = self.servers[DECODE].migrations.messages
         require(command.server == PREFILL and messages, Reason.EMPTY)
@@ -230,7 +234,7 @@ class LMDeployPair:
                     tuple((0, target, source) for source, target in job.moves),
                     copied=job.copied,
                     over=job.over,
-                    failed=False,
+                    failed=job.failed,
                 )
                 for job in decode.migrations.transfers
             ),

@@ -64,6 +64,7 @@ class MigrationTransfer:
     moves: (block of P, block of D).
     copied: its bytes have moved.
     over: it has ended.
+    failed: it has ended with an exception, as the backends have it (DLSlime and Mooncake raise RuntimeError).
     """
 
     number: int
@@ -71,6 +72,7 @@ class MigrationTransfer:
     moves: list[tuple[int, int]]
     copied: bool = False
     over: bool = False
+    failed: bool = False
 
 
 @dataclass
@@ -110,11 +112,14 @@ class MigrationLoop:
         await Wait(lambda: self._wakes > since)
 
     async def migrate(self, session: int, blocks: list[tuple[int, int]]) -> None:
-        """Wait for the end of a transfer."""
+        """Wait for the end of a transfer. Raises SystemFailed where it fails and `migration_loop` does not
+        catch that: `EngineLoop.wait_tasks` then cancels the engine's other loops."""
         transfer = MigrationTransfer(self._posted_count, session, blocks)
         self._posted_count += 1
         self.transfers.append(transfer)
         await Wait(lambda: transfer.over)
+        if transfer.failed:
+            raise SystemFailed("RuntimeError of a failed transfer ends migration_loop, and so the engine")
 
     async def send(self, remote_engine_id: str, remote_session_id: int) -> None:
         """Send the message that lets P free the KV of a session."""
