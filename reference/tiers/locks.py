@@ -40,9 +40,10 @@ class LockRange(NamedTuple):
     left_out: Spans = ()
 
 
-class LockRanges:
-    """The ranges of all users, by the number of their lock.
+class TierUsers:
+    """The users of a tree: the ranges that they lock, their prompts, and the requests that wait.
 
+    ranges: by the number of the lock, and whether it is on the host.
     prompts: prompts of lock holders, by name.
     waiting: prompts of requests that have asked a storage, by name.
     waits: how long they have waited.

@@ -17,7 +17,7 @@ from reference.tiers.commands import (
 )
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.tier_profile import TierProfile
 
@@ -43,7 +43,7 @@ def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_decode_command(
-    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
     """Draw the next command."""
     by_state: dict[TierRequestState, list[TierRequest]] = {}
@@ -119,7 +119,7 @@ def propose_decode_command(
     return Poll()
 
 
-def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+def _draw_prompt(users: TierUsers, source: Choices, profile: TierProfile) -> Prompt:
     """Draw a prompt: an earlier one made longer or with another end, or a new one."""
     most = users.config.width - OUTPUT
     if users.seen and not once_in(source, 3):
@@ -142,14 +142,14 @@ def cut_prompt(prompt: Prompt, length: int) -> Prompt:
     return tuple(pieces)
 
 
-def _awaits_kv(users: LockRanges, request: TierRequest) -> bool:
+def _awaits_kv(users: TierUsers, request: TierRequest) -> bool:
     """Return whether the prefill server still has to send KV of a request, or only its first token
     where the tree has all KV."""
     receives = request.state == TierRequestState.RECEIVES and request.name not in users.arrived
     return receives or bool(request.writing)
 
 
-def decode_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
+def decode_finale(users: TierUsers, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run: prefill servers answer and write, requests decode to
     their last token, sessions between turns are closed. No new request comes, so each must end (PRO-1)."""
     if users.expired and facts.in_flight:

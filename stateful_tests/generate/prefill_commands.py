@@ -8,7 +8,7 @@ from reference.commands import Abort, Chunk, Evict, Extend, Piece, Prompt, promp
 from reference.tiers.commands import Arrive, Await, FailPeer, Greet, Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.decode_commands import cut_prompt
 from stateful_tests.generate.tier_profile import TierProfile
@@ -38,7 +38,7 @@ def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_prefill_command(
-    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
     """Draw the next command. In most runs transfers rest for long, while prompts begin alike and some
     are evicted: a block that is freed too early is then written by another request."""
@@ -95,7 +95,7 @@ def _runnable_requests(facts: TierFacts) -> list[TierRequest]:
 
 
 def _draw_batch(
-    users: LockRanges, runnable: list[TierRequest], source: Choices, profile: TierProfile
+    users: TierUsers, runnable: list[TierRequest], source: Choices, profile: TierProfile
 ) -> Extend:
     """Draw a batch of one request or of several; the last may leave a part of its prompt for later."""
     page = users.config.page_size
@@ -108,7 +108,7 @@ def _draw_batch(
     return Extend((*(Chunk(name, WHOLE) for name in names[:-1]), Chunk(names[-1], tokens)))
 
 
-def _draw_answer(users: LockRanges, request: TierRequest, source: Choices) -> Greet:
+def _draw_answer(users: TierUsers, request: TierRequest, source: Choices) -> Greet:
     """Draw the decode server's answer: it has nothing of the prompt, or the first pages."""
     page = users.config.page_size
     length = users.lengths.get(request.name, 0)
@@ -117,7 +117,7 @@ def _draw_answer(users: LockRanges, request: TierRequest, source: Choices) -> Gr
     return Greet(request.name, prefix)
 
 
-def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+def _draw_prompt(users: TierUsers, source: Choices, profile: TierProfile) -> Prompt:
     """Draw a prompt: an earlier one, the same made longer or with another end, or a new one."""
     config = users.config
     pools = [config.full_pages, *([config.swa_pages] if config.window is not None else [])]
@@ -133,7 +133,7 @@ def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Pr
     return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
 
 
-def prefill_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
+def prefill_finale(users: TierUsers, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run: decode servers answer, the network reads, each prompt is
     computed. No new request comes, so each must end (PRO-1)."""
     names_in_use = {request.name for request in facts.requests}

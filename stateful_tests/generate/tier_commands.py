@@ -27,7 +27,7 @@ from reference.tiers.commands import (
 )
 from reference.tiers.config import POLICIES, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
-from reference.tiers.locks import LockRanges, path
+from reference.tiers.locks import TierUsers, path
 from reference.token_ids import serial_of, shared_text
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.decode_commands import (
@@ -73,7 +73,7 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_tier_command(
-    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
     """Draw the next command."""
     if users.config.decode:
@@ -127,7 +127,7 @@ def propose_tier_command(
 
 
 def _draw_command(
-    kind: str, users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
+    kind: str, users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile,
     holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
 ) -> TierCommand:  # fmt: skip
     """Draw a command of a kind that the facts allow.
@@ -184,7 +184,7 @@ def _draw_command(
 
 
 def _weights_of_slow_storage(
-    users: LockRanges, facts: TierFacts, profile: TierProfile
+    users: TierUsers, facts: TierFacts, profile: TierProfile
 ) -> dict[str, int]:
     """Return weights that bring a run closer to a prefetch that ends by time with some pages read: an attempt
     to admit the request fails, the thread reads, a poll takes the pages over, the time of the request passes.
@@ -220,7 +220,7 @@ def _runnable_threads(facts: TierFacts) -> list[Thread]:
     ]
 
 
-def _next_toward_storage_hit(users: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
+def _next_toward_storage_hit(users: TierUsers, facts: TierFacts, asks: list[TierOperation]) -> str:
     """Return the kind of command that brings a run closer to a storage hit: everything is stored and
     unlocked, both tiers forget it, a request prefetches it and is admitted with it."""
     if asks:
@@ -249,7 +249,7 @@ def _has_queued_results(facts: TierFacts) -> bool:
     return waits or any(facts.returned.values())
 
 
-def _draw_stored_prompt(users: LockRanges, source: Choices) -> Prompt:
+def _draw_stored_prompt(users: TierUsers, source: Choices) -> Prompt:
     """Draw a text that was inserted, cut or a page longer: the last page of a prompt is never
     prefetched."""
     prompt = pick(source, users.seen)
@@ -268,7 +268,7 @@ def _draw_evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
 
 
 def _draw_insert(
-    users: LockRanges,
+    users: TierUsers,
     facts: TierFacts,
     source: Choices,
     profile: TierProfile,
@@ -293,7 +293,7 @@ def _draw_insert(
     return Insert(name, prompt, evicted, chunked)
 
 
-def _draw_prompt(users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
+def _draw_prompt(users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
     """Draw a text that splits a node, an earlier one, cut or longer, or a new one."""
     if facts.nodes and once_in(source, profile.aims):
         return _draw_splitting_prompt(users, facts, source, profile)
@@ -308,7 +308,7 @@ def _draw_prompt(users: LockRanges, facts: TierFacts, source: Choices, profile: 
 
 
 def _draw_prompt_to_load(
-    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> Prompt | None:
     """Draw the text of a node whose KV, or SWA KV, has left the device, made a page longer; None where
     no node has, or another text is due."""
@@ -320,7 +320,7 @@ def _draw_prompt_to_load(
 
 
 def _draw_splitting_prompt(
-    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: TierUsers, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> Prompt:
     """Draw the text of a node up to a page in its middle, continued with another; preferably of a node
     that a transfer moves."""
@@ -334,7 +334,7 @@ def _draw_splitting_prompt(
     return _with_other_text(users, cut_prompt(_node_prompt(node, facts), length), page, source)
 
 
-def _with_other_text(users: LockRanges, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
+def _with_other_text(users: TierUsers, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
     """Return a prompt with so many tokens of another text behind it, as far as there is room."""
     room = min(tokens, users.config.width - prompt_len(prompt))
     if room < 1:
@@ -353,7 +353,7 @@ def _node_prompt(node: TierNode, facts: TierFacts) -> Prompt:
     return tuple(Piece(text, len([*run])) for text, run in groupby(texts))
 
 
-def _extended_prompt(users: LockRanges, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:
+def _extended_prompt(users: TierUsers, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:
     """Return a prompt continued with the same text or another."""
     page = users.config.page_size
     room = min(profile.longest * page, users.config.width) - prompt_len(prompt)
@@ -368,7 +368,7 @@ def _extended_prompt(users: LockRanges, prompt: Prompt, source: Choices, profile
     return (*prompt, Piece(text, more))
 
 
-def tier_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
+def tier_finale(users: TierUsers, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run, until nothing is in flight and nobody holds a lock."""
     if users.config.decode:
         return decode_finale(users, facts)

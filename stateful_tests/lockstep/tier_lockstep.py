@@ -15,7 +15,7 @@ from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
 from reference.tiers.facts import METADATA, NO_SLOTS, Slots, TierFacts, TierNode
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.run_moments import TierMoment
@@ -29,7 +29,7 @@ _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 class TierLockstep(AnyLockstep):
     """One run of a tree with a host tier.
 
-    users: the locks of its users, and their texts.
+    users: who uses the tree: locks, prompts and requests that wait.
     """
 
     system: TieredSystem
@@ -50,7 +50,7 @@ class TierLockstep(AnyLockstep):
     ) -> None:
         del mode  # its users behave as a faithful scheduler
         super().__init__(system, tallies, refusals, clause)
-        self.users = LockRanges(config)
+        self.users = TierUsers(config)
         self._progress = DecodeProgress()
         self.facts = _NOTHING
         self._start(config)

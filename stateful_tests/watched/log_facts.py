@@ -9,7 +9,7 @@ from impl.sglang.server.events import Stepped, WatchHeader
 from reference.commands import Choice
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 
 MAX_ROOMS = 1 << 16  # of a log of a server of a pair, in memory
 
@@ -126,7 +126,7 @@ class TierSeen:
             states=tier.states and header.states,
             host_states=tier.states,
         )
-        self.locks = LockRanges(self.config)
+        self.locks = TierUsers(self.config)
         self.facts: TierFacts | None = None
         self.broken: set[str] = set()
 

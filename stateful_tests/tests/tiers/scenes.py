@@ -21,7 +21,7 @@ from reference.tiers.facts import (
     METADATA, TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
     TierRequestState, TierSend, TierTransfer, TierUser,
 )  # fmt: skip
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 from reference.token_ids import token_id
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.tests.support.row_files import ClauseRow
@@ -341,7 +341,7 @@ def failures(
     waiting: Collection[str] = WAITING,
 ) -> list[tuple[Clause, Failure]]:
     """Return the failures at a command after which the facts are changed."""
-    ranges = LockRanges(sizes)
+    ranges = TierUsers(sizes)
     ranges.follow(was)
     now = change(was)
     return broken(

@@ -25,7 +25,7 @@ from reference.tiers.facts import (
     TierTransfer,
     TierUser,
 )
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import TierUsers
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support.places import in_words
@@ -247,7 +247,7 @@ ARRIVE = Arrive("h1")
 )
 def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests, found):
     progress = DecodeProgress()
-    beside = LockRanges(DECODING)
+    beside = TierUsers(DECODING)
     now = RECEIVED._replace(requests=tuple(requests))
     for command in commands:
         beside.note(command)
@@ -277,7 +277,7 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
 )
 def test_a_prefill_server_that_repeats_its_state_stands_still(commands, state, sends, found):
     progress = DecodeProgress()
-    beside = LockRanges(PREFILLING)
+    beside = TierUsers(PREFILLING)
     request = SENDING.requests[0]._replace(state=TierRequestState(state))
     now = SENDING._replace(requests=(request,), sends=sends)
     for command in (*commands, *[Poll()] * 3):
@@ -294,7 +294,7 @@ def test_every_clause_has_a_row_or_a_test_of_its_own():
 
 
 def test_a_waived_clause_is_not_evaluated():
-    ranges = LockRanges(SIZES)
+    ranges = TierUsers(SIZES)
     now = node(1, locks=count(1, 2))(FACTS)
     step = TierStep(SIZES, Poll(), refused=False, before=FACTS, after=now, ranges=ranges.follow(now))
     assert broken(step, {"HOST-3"}) == []

@@ -8,7 +8,7 @@ from reference.commands import Abort, Close, Insert, Match, Piece, Unlock
 from reference.tiers.commands import Await, Load, Poll, Prefetch
 from reference.tiers.facts import TierLock, TierTransfer, TierUser
 from reference.tiers.locks import NOWHERE as NEVER
-from reference.tiers.locks import LockRange, LockRanges
+from reference.tiers.locks import LockRange, TierUsers
 from stateful_tests.tests.tiers.scenes import (
     A, C, FACTS, HOST, NODES, RECURRENT, SIZES, TRANSFERS, WITH_STATES, count, facts,
     kv, node, part, together, violated_at,
@@ -37,7 +37,7 @@ LOCKS = [  # user, window, what is changed, from where each pool is locked, wher
 def test_a_lock_has_a_range_of_each_pool(host, window, change, low, left_out):
     user = TierUser("h1", host, 3, 1)
     sizes = SIZES if window else replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
-    ranges = LockRanges(replace(sizes, window=window))
+    ranges = TierUsers(replace(sizes, window=window))
     assert ranges.follow(change(FACTS._replace(nodes=PATH, users=(user,)))) == [
         LockRange(user, low, left_out)
     ]
@@ -51,7 +51,7 @@ def test_a_lock_has_a_range_of_each_pool(host, window, change, low, left_out):
 ])  # fmt: skip
 def test_a_backup_locks_a_node_before_an_insert_splits_it(command, host, at, low):
     """Node 1 is backed up and split; both parts count the backup."""
-    ranges = LockRanges(replace(SIZES, window=1))
+    ranges = TierUsers(replace(SIZES, window=1))
     ranges.follow(FACTS)
     if command:
         ranges.note(command)
@@ -71,9 +71,9 @@ def test_a_lock_covers_its_path_as_of_before_the_split():
     first = NODES[1]._replace(node=7, stamps=A[:1])
     rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
     split = FACTS._replace(nodes=(first, rest, *FACTS.nodes[1:]), users=(user,))
-    assert LockRanges(SIZES).follow(split) == [LockRange(user, {"full": 0, "swa": 1})]
+    assert TierUsers(SIZES).follow(split) == [LockRange(user, {"full": 0, "swa": 1})]
     taken = (TierLock(5, (NODES[1], NODES[2])),)
-    found = LockRanges(SIZES).follow(split._replace(taken=taken))
+    found = TierUsers(SIZES).follow(split._replace(taken=taken))
     assert found == [LockRange(user, {"full": 0, "swa": 0})]
 
 
@@ -83,7 +83,7 @@ MORE = (Piece("b", 2),)
 
 def noted(*commands):
     """Return the lock ranges after these commands."""
-    ranges = LockRanges(SIZES)
+    ranges = TierUsers(SIZES)
     for command in commands:
         ranges.note(command)
     return ranges
