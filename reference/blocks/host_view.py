@@ -114,12 +114,12 @@ class HostView:
             return self._stored_state(key, wanted[-1], slots if group == key.group else ())
         holds = f"it must hold KV of the tokens that its hash in group {key.group} names"
         return KeptCopy(
-            holds,
-            wanted,
-            slots[: len(wanted)] if group == key.group else (0,) * len(wanted),
-            lambda at: f"slot {start + at} of {_chunk_name(key)}",
-            lambda at: _chunk_place(key, start + at),
-            "nothing of this group",
+            holds=holds,
+            wanted=wanted,
+            found=slots[: len(wanted)] if group == key.group else (0,) * len(wanted),
+            slot=lambda at: f"slot {start + at} of {_chunk_name(key)}",
+            at=lambda at: _chunk_place(key, start + at),
+            missing="nothing of this group",
         )
 
     def _stored_state(self, key: HostKey, wanted: int, parts: tuple[int, ...]) -> KeptCopy:
@@ -129,13 +129,13 @@ class HostView:
         parts: stamps of its parts.
         """
         return KeptCopy(
-            f"it must hold the state that its hash in group {key.group} is of",
-            (wanted,) * len(PARTS),
-            (*parts, *[EMPTY] * len(PARTS))[: len(PARTS)],
-            lambda _: _chunk_name(key),
-            lambda _: _chunk_place(key),
-            "no state of this group",
-            "the state after other tokens",
+            holds=f"it must hold the state that its hash in group {key.group} is of",
+            wanted=(wanted,) * len(PARTS),
+            found=(*parts, *[EMPTY] * len(PARTS))[: len(PARTS)],
+            slot=lambda _: _chunk_name(key),
+            at=lambda _: _chunk_place(key),
+            missing="no state of this group",
+            another="the state after other tokens",
         )
 
     def pins(self) -> Iterator[Count]:

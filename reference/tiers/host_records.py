@@ -102,13 +102,13 @@ class HostRecords(SlotOwners):
             first = node.end
             another = "another state"
         return KeptCopy(
-            holds,
-            stamps,
-            stamps_found,
-            lambda i: f"{slot_name((host, pool, own[i]))} of {place} {first + i}",
-            lambda i: at_slot((host, pool, own[i])),
-            "nothing",
-            another,
+            holds=holds,
+            wanted=stamps,
+            found=stamps_found,
+            slot=lambda i: f"{slot_name((host, pool, own[i]))} of {place} {first + i}",
+            at=lambda i: at_slot((host, pool, own[i])),
+            missing="nothing",
+            another=another,
         )
 
     def pins(self) -> Iterator[Count]:
