@@ -14,6 +14,7 @@ from impl.loading.isolation import note_loaded
 from impl.loading.renamed import alias, name_of
 from impl.self_scheduling.request_sources import RequestSources
 from impl.vllm import storage
+from impl.vllm.offload import loads_wait_for_steps
 from impl.vllm.api import renamed_entries, uses
 from impl.vllm.bare_connectors import worker_of
 from impl.vllm.bare_scheduler import pool_of
@@ -86,6 +87,7 @@ class EngineParts:
         # since 0.14 the engine gives each request a unique name
         self._renames = "external_req_id" in engine
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
+        self.loads_wait = offloads and loads_wait_for_steps(root)
         request = importlib.import_module("vllm.v1.request")
         self._statuses = request.RequestStatus
         self._resumable = "resumable" in inspect.signature(request.Request.__init__).parameters

@@ -106,7 +106,7 @@ class FactGatherer(EngineParts):
         if isinstance(self._mover, PoolOffloads):
             facts = pool_facts(*parts, at_rest=not self._in_flight)
         else:
-            facts = host_facts(*parts)
+            facts = host_facts(*parts, loads_wait=self.loads_wait)
         memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
         return facts._replace(memory=tuple(memory))
 

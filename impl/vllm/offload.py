@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from pathlib import Path
@@ -103,10 +104,22 @@ def offloading_scheduler(scheduler: Any) -> Any:
     return connectors[0].connector_scheduler
 
 
+def loads_wait_for_steps(root: Path) -> bool:
+    """Return whether the worker's loads wait for the compute stream, as its stores do (since 0.28)."""
+    worker = root / "vllm/v1/kv_offload/cpu/gpu_worker.py"
+    text = worker.read_text(encoding="utf-8") if worker.is_file() else ""
+    return re.search(r"if self\.gpu_to_cpu:\s+(#.*\s+)*stream\.wait_stream", text) is None and (
+        "stream.wait_stream" in text
+    )
+
+
 def host_facts(
-    mover: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps
+    mover: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps, loads_wait: bool = False
 ) -> HostFacts:
-    """Return the facts of host memory and of transfers. Host memory of a peer is not checked."""
+    """Return the facts of host memory and of transfers. Host memory of a peer is not checked.
+
+    loads_wait: loads from the host wait for the compute stream.
+    """
     transfers = mover.transfers
     if isinstance(mover, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
@@ -147,7 +160,7 @@ def host_facts(
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
     records = tuple(_records(scheduler, connector))
-    facts = HostFacts(chunks, free, memory, keys, moving, records)
+    facts = HostFacts(chunks, free, memory, keys, moving, records, loads_wait=loads_wait)
     if config.storage:
         return storage.with_storage(facts, connector.manager, config, stamps)
     return facts

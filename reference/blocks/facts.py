@@ -214,6 +214,8 @@ class HostFacts(NamedTuple):
     stored: tuple[StoredChunk, ...] = ()
     #: chunks for which the engine has asked the storage in this command; it hears of them in the next step
     lookups: int = 0
+    #: loads write behind the steps that were launched before them, as on one stream
+    loads_wait: bool = False
 
 
 class EncoderEntry(NamedTuple):

@@ -215,6 +215,7 @@ class HostView:
     def taken_destinations(self) -> Iterator[Failure]:
         """Yield the blocks that a load writes while another request holds them, computes with them or has
         them in flight."""
+        loads_wait = self.after.host is not None and self.after.host.loads_wait
         for job in self.after.transfers:
             if not job.load or job.completed:
                 continue
@@ -230,7 +231,7 @@ class HostView:
                     if place is not None:
                         expected = f"{lane.request} waits for transfer {job.job}"
                         yield failure(expected, f"it computes with block {block}", place)
-                if block in self.in_use:
+                if block in self.in_use and not loads_wait:
                     expected = f"no step in flight uses block {block}, for transfer {job.job} writes it"
                     yield failure(expected, "one does", at_block)
 

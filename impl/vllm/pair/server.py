@@ -230,7 +230,9 @@ class PairServer(EngineDriver):
         facts = HostFacts(chunks=0, free=(), memory=(), keys=(), transfers=(), records=())
         if self._mover.host is not None:
             mover = HostSide(self._mover.host, self._mover.transfers)
-            facts = host_facts(mover, self.scheduler, self.config, self._stamps)
+            facts = host_facts(
+                mover, self.scheduler, self.config, self._stamps, loads_wait=self.loads_wait
+            )
             memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
             facts = facts._replace(memory=tuple(memory))
         return facts._replace(failed=tuple(failed))

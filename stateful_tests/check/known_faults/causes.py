@@ -92,6 +92,10 @@ _NEEDS: dict[str, Reduction] = {
         pairs=pair_reductions.remove_states_of_servers,
     ),
     "a host's memory": _reduction_by_kind(pairs=pair_reductions.remove_host_of_servers),
+    "ARC": _reduction_by_kind(
+        blocks=partial(reductions.set_sizes, arc=False),
+        pairs=partial(pair_reductions.set_sizes_of_servers, arc=False),
+    ),
     "the host asked first": _reduction_by_kind(pairs=partial(reductions.set_sizes, host_first=False)),
     "a setting": _reduction_by_kind(rows=partial(reductions.set_sizes, settings=())),
     "a reset of host memory": partial(reductions.remove_commands, (ResetConnector, NewWeights)),

@@ -7,7 +7,7 @@ import pytest
 
 from impl.vllm.bare_connectors import DeviceJob, Loads, Offloads, Transfers, chunks_of
 from impl.vllm.engine import Stamps
-from impl.vllm.offload import host_facts, stuck_chunks
+from impl.vllm.offload import host_facts, loads_wait_for_steps, stuck_chunks
 from reference.blocks.config import LayerGroup
 from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
 
@@ -340,3 +340,20 @@ def test_a_load_within_a_step_that_fails(device, monkeypatch):
     peer.started_loads.append((REQUEST, ([8, 9], []), 0, 4))
     loads.before(None)
     assert loads.blocks_lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"
+
+
+@pytest.mark.parametrize(
+    ("source", "waits"),
+    [
+        ("stream.wait_stream(compute)", True),
+        ("if self.gpu_to_cpu:\n            # of the step\n            stream.wait_stream(compute)", False),
+        ("stream.wait_event(last)", False),
+        (None, False),
+    ],
+)
+def test_loads_wait_for_steps_where_the_worker_has_them_wait_as_stores_do(source, waits, tmp_path):
+    worker = tmp_path / "vllm/v1/kv_offload/cpu/gpu_worker.py"
+    if source is not None:
+        worker.parent.mkdir(parents=True)
+        worker.write_text(source)
+    assert loads_wait_for_steps(tmp_path) == waits
