@@ -102,11 +102,7 @@ class HostView:
         """
         layers = self.config.groups[key.group]
         start = index * layers.block_size
-        if index < len(memory):
-            group, slots = memory[index]
-        else:
-            group = -1
-            slots = ()
+        group, slots = memory[index]
         if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]

@@ -16,7 +16,9 @@ from reference.blocks.request_texts import Bearer, RequestTexts
 from reference.commands import Abort, Piece, Prompt, prompt_len
 from reference.token_ids import is_image
 from impl.choices import Choices, once_in, pick
-from stateful_tests.generate.engine_profile import EngineProfile
+from stateful_tests.generate.engine_profile import (
+    EngineProfile, asks_whole_texts, copies_hits,
+)  # fmt: skip
 
 DRAFTS = (16, 16, 1, 0)  # the most that a drafter proposes for the next round
 
@@ -185,8 +187,10 @@ def _draw_text(
     length = 1 + source.upto(most - 1)
     if profile.alike:
         return (Piece(profile.texts[0], min(profile.alike, room)),), 0
-    if profile.whole and once_in(source, 2):
-        return (Piece(pick(source, profile.texts), room),), 0
+    if asks_whole_texts(texts.config, profile) and once_in(source, 2):
+        # A copied hit needs that one block alone where no more of its text is new.
+        chosen = profile.texts[:1] if copies_hits(texts.config) else profile.texts
+        return (Piece(pick(source, chosen), room),), 0
     own = source.upto(min(length, 2)) if once_in(source, 2) else 0
     shared = length - own
     if not shared:

@@ -110,12 +110,25 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
     )
 
 
+def copies_hits(config: EngineConfig) -> bool:
+    """Return whether runs are to meet a hit within a block, whose copy takes a block besides, in a full
+    pool. Not with drafts: faults of these need room for several requests."""
+    return bool(config.match and not config.drafts)
+
+
+def asks_whole_texts(config: EngineConfig, profile: EngineProfile) -> bool:
+    """Return whether prompts are often as long as they may be: in runs that are `whole`, and with busy
+    clients where hits are copied."""
+    return profile.whole or (copies_hits(config) and profile.busy and not profile.alike)
+
+
 def fit_config(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
-    """Return the engine for a run. Where the profile says `alike` or `whole`, it has as few blocks as
-    possible."""
-    if not (profile.alike or profile.whole):
+    """Return the engine for a run. Where the profile says `alike`, or asks for whole texts, it has as few
+    blocks as possible."""
+    whole = asks_whole_texts(config, profile)
+    if not (profile.alike or whole):
         return config
-    budget = max(config.max_batched_tokens, config.max_model_len * profile.whole)
+    budget = max(config.max_batched_tokens, config.max_model_len * whole)
     # blocks that are enough for any budget, while it is another
     config = replace(config, max_batched_tokens=budget, blocks=1 << 10)
     return replace(config, blocks=sum(map(config.most_blocks, config.groups)))

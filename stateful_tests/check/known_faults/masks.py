@@ -27,7 +27,7 @@ from stateful_tests.check.run_driver import check_also
 from stateful_tests.check.known_faults.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 from stateful_tests.traces.trace_files import load
 
 
@@ -385,7 +385,8 @@ def do_the_same(
 ) -> bool:
     """Return whether an engine that schedules by itself and its base run, output and publish the same in
     each command of a trace, up to a violation. The violation then is not caused by another schedule.
-    Stores to a host may differ: too many stores are a fault only of the engine."""
+    Stores to a host, and what the servers of a pair tell each other, may differ: too many stores and a
+    message too few are faults only of the engine."""
     if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])
@@ -395,10 +396,10 @@ def do_the_same(
         return False
 
 
-def _schedule(run: Run) -> list[Row]:
-    """Return the rows of a run without its stores to a host."""
-    stored = "store ", "chunks ", "storage "
-    return [
-        replace(row, tree=tuple(line for line in row.tree if not line.startswith(stored)))
-        for row in run.rows
-    ]
+_NO_SCHEDULE = re.compile(r"([PD]: )?(store|chunks|storage) |a message to |P gives back ")
+
+
+def _schedule(run: Run) -> list[list[str]]:
+    """Return what each command of a run has changed, without stores to a host, messages and what these
+    free."""
+    return [[line for line in row.tree if not _NO_SCHEDULE.match(line)] for row in run.rows]

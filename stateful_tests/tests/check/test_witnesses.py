@@ -138,11 +138,16 @@ def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known,
     [
         ("store 3: blocks 3 to chunks 0", True),
         ("chunks forgotten: 0", True),
+        ("D: store 3: blocks 3 to chunks 0", True),
+        ("a message to P says that there is no more need of r2", True),
+        ("P gives back what r2 left", True),
         ("forgotten: 3", False),
+        ("D: forgotten: 3", False),
     ],
 )
-def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
-    """An offer of a preempted request is stored too: known faults of stores do not explain it."""
+def test_stores_and_messages_are_no_schedule(line, same, monkeypatch):
+    """An offer of a preempted request is stored too, or a peer is told nothing: known faults of schedules do
+    not explain it."""
     path = FOLDER / "vllm-0.33.0+offload" / "a_state_is_stored_from_a_block_that_holds_kv.json"
     trace = load(path)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reference.pairs.clauses import OF_PAIRS
+from reference.pairs import clauses
+from reference.pairs.clauses import OF_PAIRS, broken
 from stateful_tests.tests.pairs.scenes import LIFE, PAIR, failures, life_of, steps
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
@@ -37,6 +38,23 @@ def test_a_whole_life_conforms_and_reaches_its_situations():
 
 def test_every_clause_has_a_row():
     assert {row.clause for row in ROWS if row.clause} == OF_PAIRS.keys() - {"PRO-2"}
+
+
+def test_a_failure_on_a_server_names_it():
+    *_, step = steps(life_of(["life 10", "advance D; as at 10; decode has_nothing"]))
+    told = {each.id: failure for each, failure in broken(step)}["RUN-4"]
+    assert told.expected.startswith("D: a batch must come")
+    assert told.observed.startswith("D: no batch comes")
+    assert [place.server for place in told.at] == ["D", "D"]
+
+
+def test_every_clause_is_checked(monkeypatch):
+    checked = []
+    noting = {name: replace(each, check=checked.append) for name, each in OF_PAIRS.items()}
+    monkeypatch.setattr(clauses, "OF_PAIRS", noting)
+    *_, step = steps(LIFE)
+    broken(step)
+    assert len(checked) == len(OF_PAIRS)
 
 
 def test_nothing_is_asked_of_a_refused_command():

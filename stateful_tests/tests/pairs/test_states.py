@@ -14,7 +14,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
 from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
-from reference.pairs.step import _wrong_states
+from reference.pairs.step import PairStep, _wrong_states
 from reference.recurrent_states import chained
 from stateful_tests.check.known_faults.causes import without_needs
 from stateful_tests.generate.pair_commands import draw_pair_config
@@ -217,6 +217,22 @@ def test_a_state_counts_as_sent_if_it_is_that_after_the_counted_tokens(held, obs
     assert (wrong and wrong.observed) == observed
     of_no_tokens = [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)]
     assert of_no_tokens == [], "a request that counts no token needs no state"
+
+
+def test_a_state_that_was_sent_wrongly_is_told_with_the_request_that_counts_it():
+    side = SimpleNamespace(config=CONFIG, misread=lambda *_: None)
+    side.after = SimpleNamespace(memory=[(-1, ()), (KV, STAMPS[:4]), (STATE, (STAMPS[2], STAMPS[3]))])
+    request = SimpleNamespace(tables=((1,), (0, 2)))
+    step = SimpleNamespace(
+        sides={"D": side},
+        record=SimpleNamespace(texts={"D": SimpleNamespace(bearers={"r2": SimpleNamespace(stamps=STAMPS)})}),
+        after=SimpleNamespace(decode=SimpleNamespace(requests={"r2": request})),
+        arrivals=lambda: [("r2", 4)],
+    )
+    [wrong] = PairStep.wrongly_sent(step)
+    assert wrong.expected == (
+        "D counts 4 tokens of r2 as sent by P: r2 finds the state after its first 4 tokens in group 1"
+    )
 
 
 def test_a_table_without_a_state_has_none():

@@ -59,6 +59,11 @@ def test_a_backup_needs_no_source_after_its_read():
     assert "XFER-1" not in places(left, was=was)
 
 
+def test_a_backup_that_is_gone_needs_no_source():
+    left = together(node(1, host=kv((0, 1), ())), facts(host_free=kv((), (0, 1)), operations=(PREFETCH,)))
+    assert "XFER-1" not in places(left, was=STORING)
+
+
 def test_a_request_in_no_queue_is_told_by_its_name():
     lost = facts(requests=(RECEIVES, HELD._replace(state=TierRequestState.NOWHERE)))
     assert places(lost, was=RECEIVED, sizes=DECODING)["XFER-3"] == (AtCount("h2", "state"),)

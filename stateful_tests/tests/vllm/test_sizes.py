@@ -12,7 +12,7 @@ from reference.blocks import config as engine_config
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.presets import ENGINE_PRESETS
 from reference.geometry import GeometryError
-from stateful_tests.generate.engine_profile import draw_engine_config
+from stateful_tests.generate.engine_profile import EngineProfile, draw_engine_config, fit_config
 
 FULL = LayerGroup(2)
 WINDOW = LayerGroup(2, 3)
@@ -133,3 +133,15 @@ def test_drawn_sizes_fit_together():
             drawn = draw_engine_config(RandomChoices(seed), preset)
             windows = ([g.window is None for g in each.groups] for each in (drawn, preset))
             assert len({*map(tuple, map(sorted, windows))}) == 1
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("state-fine", 11), ("state", 24), ("state-drafts", 32)])
+def test_a_pool_is_small_where_hits_within_a_block_meet_busy_clients(name, blocks):
+    """The copy of such a hit may be the one block that a request needs."""
+    calm = EngineProfile(
+        names=("r1",), texts="a", sessions=0, abort=0, reset=0, stop=0, accept=0, long=False, busy=False,
+        overlong=False, slow=1, forget=0, fails=0, alike=0,
+    )  # fmt: skip
+    preset = ENGINE_PRESETS[name]
+    assert fit_config(preset, calm) == preset
+    assert fit_config(preset, replace(calm, busy=True)).blocks == blocks

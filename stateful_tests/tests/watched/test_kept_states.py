@@ -10,6 +10,7 @@ from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.actions.prefill import on_extended
 from stateful_tests.watched.log_follower import LogFollower
 from stateful_tests.watched.kept_states import KeptStates
+from stateful_tests.watched.violated_clauses import Verdict
 
 # A turn of c1 began at 2 of pages of 4, so its state is after 6 tokens: of no node that ends with a page.
 KEPT = {"free": [1], "held": {"c1": [2, 3], "c2": [4, 5]}, "tracked": {"c1": (3, 6)}, "nodes": []}
@@ -55,7 +56,9 @@ def test_a_node_without_a_state_hides_none_behind_it():
     below = NODE
     before, after = steps_of({}, {"tracked": {}, "nodes": [None, 3]}, nodes=[above, below])
     assert not list(states.judge(0, before, ()))
-    assert [one.clause for one, _ in states.judge(1, after, ())] == ["STA-3"]
+    expected = "the node of 4 tokens has the state after them"
+    observed = "slot 3, in which c1 kept the state after 6"
+    assert [one for one, _ in states.judge(1, after, ())] == [Verdict("STA-3", expected, observed)]
 
 
 @pytest.mark.parametrize("tracks, text, has, known", [

@@ -22,6 +22,7 @@ from impl.sglang.server.watch import Watcher
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched import log_facts
 from stateful_tests.watched.servers import server_pairs
 from stateful_tests.watched.log_reader import Line, logs_of
 from stateful_tests.watched.actions.transfers import compare_pair_logs
@@ -34,6 +35,14 @@ FIRST = KVSent("r1", room=7, start=0, end=4, last=False, pages=[1, 2])
 LAST = KVSent("r1", room=7, start=4, end=6, last=True, pages=[3])
 NAMED = KVNamed("r1", 7, 0, 6, [4, 5, 6])
 OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
+
+
+def test_the_oldest_closed_rooms_are_forgotten(monkeypatch):
+    monkeypatch.setattr(log_facts, "MAX_ROOMS", 4)
+    seen = log_facts.TransfersSeen()
+    for room in range(5):
+        seen.ask(room, log_facts.Crossing("r1", is_open=room == 1))
+    assert [*seen.rooms] == [1, 3, 4]
 
 
 def read_by_validator(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
