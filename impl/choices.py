@@ -65,6 +65,16 @@ def once_in(choices: Choices, n: int) -> bool:
     return choices.upto(n - 1) == n - 1
 
 
+def chance(choices: Choices, percent: int) -> bool:
+    """Return True in `percent` of a hundred cases."""
+    return choices.upto(99) >= 100 - percent
+
+
+def between(choices: Choices, low: int, high: int) -> int:
+    """Return a whole number in [low, high]."""
+    return low + choices.upto(high - low)
+
+
 def weight_if(condition: object, weight: int) -> int:
     """Return `weight` where the condition holds, else 0."""
     return weight if condition else 0

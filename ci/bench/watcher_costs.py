@@ -6,7 +6,6 @@ and what a process is slower by cancels out. Seconds are the CPU's, of all threa
 """
 
 import math
-import random
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 
 from ci.commands.shared import ReportOut, Unusable, json_option, unusable
 from ci.report import text_output
+from impl.choices import RandomChoices, between
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
@@ -31,10 +31,10 @@ _CONFIGS = [(tree, overlap) for tree in (False, True) for overlap in (False, Tru
 
 def _bench_clients(count: int) -> tuple[Client, ...]:
     """Return clients eight at a time, two of three with a session of three turns."""
-    rng = random.Random(1)
+    choices = RandomChoices(1)
     results = []
     for i in range(1, count + 1):
-        turns = tuple(Turn(1, rng.randint(10, 60), rng.randint(20, 60)) for _ in range(3))
+        turns = tuple(Turn(1, between(choices, 10, 60), between(choices, 20, 60)) for _ in range(3))
         results.append(
             Client(f"c{i}", i % 4, turns, session=i % 3 != 0, after=f"c{i - 8}" if i > 8 else "")
         )

@@ -342,24 +342,23 @@ def _check_live_server(
     limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
     """Start a live server, run clients, judge it, stop it."""
-    import random
-
     import msgspec
 
     from ci.report import server_reports
+    from impl.choices import RandomChoices
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
     from stateful_tests.watched.servers import live_server, population, random_clients
 
     python = environment.python_of(release)
-    rng = random.Random(seed)
+    choices = RandomChoices(seed)
     config = population.configuration(
-        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **settings}
+        choices, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **settings}
     )
     smaller = msgspec.structs.replace(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)
     )
-    asking = random_clients.clients(rng, smaller, count=clients)  # nobody has to wait for ever
+    asking = random_clients.clients(choices, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live_server.watch_live(
         lambda folder: LiveServer(python, config, folder, root),

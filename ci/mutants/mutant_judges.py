@@ -285,6 +285,7 @@ def put_in(mutant: Mutant) -> None:
         0, SimpleNamespace(find_spec=lambda wanted, *_: spec if wanted == name else None)
     )
     replaced = name not in sys.modules
+    gc.unfreeze()  # else it leaves out what was frozen, as tests do
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-gc.set_threshold(20_000, 20, 20)  # tests make much, and little of it is garbage
+# Tests make much, and little of it is garbage: syntax trees of releases, states of a search.
+gc.set_threshold(200_000, 50, 50)
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
     "ci",
@@ -40,9 +41,16 @@ settings.register_profile("nightly", _NIGHTLY)
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_finish() -> None:
+    """What is collected stays: thousands of items that no collection has to look at."""
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """xdist interrupts a worker that is slow to end: that is no reason for a traceback below the summary."""
+    """xdist interrupts a worker that is slow to end: that is no reason for a traceback below the summary.
+    Nor does it collect what is left then."""
+    gc.freeze()
     if hasattr(session.config, "workerinput"):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -18,7 +18,7 @@ def test_a_run_that_leaves_a_request_waiting_makes_a_check_incomplete(ends, monk
     # a command that is refused again and again, in the place of the end phase
     finale = draws.finale if ends else lambda *_: Abort("nobody")
     monkeypatch.setitem(run_driver._DRAWS, check_plans.CLIENTS, draws._replace(finale=finale))
-    result = campaign.run(BlockEngine(), check_plans.plan("smoke", presets=["full"], examples=12))
+    result = campaign.run(BlockEngine(), check_plans.plan("smoke", presets=["full"], examples=4))
     assert not result.new
     assert bool(result.unanswered) != ends
     assert any(SOMEBODY_WAITS in reason for reason in result.incomplete) != ends

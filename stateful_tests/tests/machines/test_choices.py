@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from impl.choices import KeyedChoices, RandomChoices, by_weight, once_in, pick
+from impl.choices import KeyedChoices, RandomChoices, between, by_weight, chance, once_in, pick
 
 
 @pytest.mark.parametrize("source", [RandomChoices("seed"), KeyedChoices(1, 2)])
@@ -14,6 +14,8 @@ def test_a_source_makes_every_decision_about_as_often(source):
     assert source.upto(0) == source.upto(-1) == 0
     assert {pick(source, "ab") for _ in range(40)} == {"a", "b"}
     assert 60 < sum(once_in(source, 4) for _ in range(400)) < 140
+    assert 80 < sum(chance(source, 30) for _ in range(400)) < 160
+    assert {between(source, 2, 4) for _ in range(40)} == {2, 3, 4}
     weighed = Counter(by_weight(source, {"a": 3, "b": 1, "c": 0}) for _ in range(400))
     assert weighed["a"] > weighed["b"] > weighed["c"] == 0
 

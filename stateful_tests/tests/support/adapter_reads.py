@@ -2,11 +2,17 @@
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from impl.loading import probe
 
 OPTIONAL = ("optional", "either")  # read what a release may lack
+
+
+@lru_cache(maxsize=256)  # the files of an engine; each is asked about several times
+def _nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
 
 
 def names_in_tables(table: str) -> set[str]:
@@ -22,8 +28,7 @@ def defined_names(files: Iterable[Path]) -> set[str]:
     """Classes, functions and values of these files, and the members of their classes."""
     names = set()
     for file in files:
-        module = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(module):
+        for node in _nodes(file):
             if isinstance(node, ast.Module | ast.ClassDef):
                 names |= {name for member in node.body for name in _defined_by(member)}
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -46,7 +51,7 @@ def enumeration_members(files: Iterable[Path]) -> set[str]:
     """The members of the enumerations in these files."""
     names = set()
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _nodes(file):
             if isinstance(node, ast.ClassDef) and "Enum" in "".join(map(ast.unparse, node.bases)):
                 names |= {name for member in node.body for name in _defined_by(member)}
     return names
@@ -54,10 +59,10 @@ def enumeration_members(files: Iterable[Path]) -> set[str]:
 
 def texts(files: Iterable[Path]) -> set[str]:
     """The texts in the code of these files."""
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     return {
         node.value
-        for node in nodes
+        for file in files
+        for node in _nodes(file)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
@@ -67,7 +72,7 @@ def attributes(files: Iterable[Path]) -> dict[str, str]:
     first does."""
     attributes_found: dict[str, str] = {}
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _nodes(file):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
                     attributes_found.setdefault(node.attr, f"{file.name}:{node.lineno}")
@@ -77,8 +82,7 @@ def attributes(files: Iterable[Path]) -> dict[str, str]:
 def calls(files: Iterable[Path], *functions: str) -> Iterator[tuple[str, ast.Call]]:
     """Calls of these functions, each with the line of its text."""
     for file in files:
-        text = file.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)):
+        for node in _nodes(file):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 if node.func.id in functions:
                     yield f"{file.name}: {ast.unparse(node)}", node

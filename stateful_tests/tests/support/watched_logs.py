@@ -3,13 +3,13 @@
 python -m stateful_tests.tests.support.watched_logs [NAME...]
 """
 
-import random
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from impl.choices import RandomChoices
 from impl.sglang.server import environment
 from impl.sglang.server.events import FORMAT, NUMBERED
 from impl.sglang.server.runs import WholeScheduler
@@ -54,7 +54,7 @@ def header(**changes: Any) -> dict[str, Any]:
 
 def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: str) -> Job:
     """Return the run that a log is of."""
-    rng = random.Random(seed)
+    choices = RandomChoices(seed)
     plain: dict[str, int | bool] = {
         "draft": 0,
         "overlap": False,
@@ -63,7 +63,7 @@ def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: 
         "mixed": False,
     }
     config = population.configuration(
-        rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed}
+        choices, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed}
     )
     impatient = name in IMPATIENT
     watch = {
@@ -73,7 +73,7 @@ def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: 
     if impatient:
         watch["KVSPEC_WATCH_SNAPSHOT"] = "6"
     return Job(
-        config, random_clients.clients(rng, config, count=count, impatient=impatient), seed, watch
+        config, random_clients.clients(choices, config, count=count, impatient=impatient), seed, watch
     )
 
 

@@ -23,6 +23,7 @@ from reference.blocks.commands import ResetConnector, Schedule
 from reference.blocks.presets import engine_preset
 from reference.blocks.facts import chain
 from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.tests.support.night import NIGHT
 
 
 @pytest.fixture(autouse=True)
@@ -183,11 +184,9 @@ def test_a_misfit_during_a_run_is_reported_as_the_adapters(changed, new, reporte
 
 def test_a_checkout_without_a_version_is_driven_by_its_files(vllm, monkeypatch):
     monkeypatch.delenv("KVSPEC_CACHE")
-    kept = {
-        version: facts(vllm(version).root).near.release
-        for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")
-    }
-    assert kept == {"0.11.0": "0.11.0", "0.23.0": "0.23.0", "0.28.0": "0.28.0", "0.33.0": "0.33.0"}
+    versions = ("0.11.0", "0.23.0", "0.28.0", "0.33.0") if NIGHT else ("0.11.0", "0.28.0")
+    kept = [facts(vllm(version).root).near.release for version in versions]
+    assert kept == [*versions]
 
 
 def test_a_reset_of_host_memory_that_fails_is_not_taken_as_done(changed):

@@ -270,6 +270,6 @@ def test_a_saved_run_shows_its_finding_again(runner, path):
 def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     """By the judge that is named."""
     fault = FAULTS[name]
-    runs = server_pairs.PairPopulation(7, fixed=fault.server)
+    runs = server_pairs.PairPopulation(12, fixed=fault.server)
     seen = faults_in_servers(fault, runs, fault.clause, tmp_path)
     assert fault.clause in seen

@@ -1,10 +1,10 @@
 """The servers and clients that are drawn for a check of whole servers."""
 
 import itertools
-import random
 
 import pytest
 
+from impl.choices import RandomChoices
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
 from stateful_tests.watched.servers import population, random_clients, served_run
 from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
@@ -12,9 +12,9 @@ from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 def test_the_same_seed_gives_the_same_population():
     def made():
-        rng = random.Random(5)
-        config = population.configuration(rng, window=8)
-        return config, random_clients.clients(rng, config, count=9, impatient=True)
+        choices = RandomChoices(5)
+        config = population.configuration(choices, window=8)
+        return config, random_clients.clients(choices, config, count=9, impatient=True)
 
     assert made() == made()
     assert made()[0].window == 8 and len(made()[1]) == 9

@@ -1,11 +1,10 @@
 """Whole schedulers of a release, at night: they conform, and faults in them are caught."""
 
-import random
-
 import pytest
 from msgspec.structs import replace
 
 from impl.adapter import UnusableImplementation
+from impl.choices import RandomChoices
 from impl.sglang.server import environment, worker
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
@@ -95,10 +94,10 @@ def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler
 
 
 def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
-    rng = random.Random("parts")
-    config = population.configuration(rng, draft=4, overlap=True)
+    choices = RandomChoices("parts")
+    config = population.configuration(choices, draft=4, overlap=True)
     watch = {"KVSPEC_WATCH": str(tmp_path), "KVSPEC_WATCH_MB": "0", "KVSPEC_WATCH_FILES": "1000"}
-    scheduler.run(Job(config, random_clients.clients(rng, config, count=30), 1, watch))
+    scheduler.run(Job(config, random_clients.clients(choices, config, count=30), 1, watch))
     files = sorted(tmp_path.glob("*.jsonl"))
     for at in (0, 1, *range(2, len(files), 5)):
         log = WatchLog(files[at:])

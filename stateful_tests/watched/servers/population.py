@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from impl.choices import Choices, RandomChoices, chance, once_in, pick
 from impl.sglang.server.clients import Client, Config
 from stateful_tests.watched.servers.random_clients import (
     clients,
@@ -34,7 +34,7 @@ KINDS = ("storm", "flood", "texts", "talks", "storm", "random")
 KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run by run
 # A session that comes again ends a server with a storage (session-asks-the-storage): in one run of eight.
 SESSIONS_AT = 7
-WITH_PRIORITIES = 0.3  # of the runs: clients state them
+WITH_PRIORITIES = 30  # percent of the runs: clients state them
 FITS_HARDLY_AT = 0, 4  # the runs of eight in which somebody sends a prompt of the size of a pool
 # In one run of eight a model has recurrent layers, with this many slots of state: a server takes a third as
 # many requests at a time.
@@ -98,62 +98,62 @@ class Population:
         self._number += 1
         number = self._number
         known = scenes()
-        rng = random.Random(f"{self.seed} {number}")
+        choices = RandomChoices(f"{self.seed} {number}")
         tier = bool(self.fixed.get("hicache"))
         kind = KINDS[number // 2 % len(KINDS)] if not tier else KINDS_OF_A_TIER[number % 4]
         each = 4 if tier else 2
         scene = known[number // each % len(known)] if number % each == 1 else None
         settings = dict(scene["server"] if scene else STORMS.get(kind, {}))
         if scene is None and number % 8 == STATES_AT:
-            settings["states"] = random.Random(f"{self.seed} {number} states").choice(SLOTS)
+            settings["states"] = pick(RandomChoices(f"{self.seed} {number} states"), SLOTS)
         if not self.states or self.fixed.get("window"):
             settings.pop("states", None)
         if self.fixed.get("states"):  # it does not go with a window
             settings.pop("window", None)
         if tier:
             settings = {name: value for name, value in settings.items() if name not in NOT_OF_A_TIER}
-        drawn = [configuration(rng, **{**settings, **self.fixed}) for _ in range(TRIES)]
+        drawn = [configuration(choices, **{**settings, **self.fixed}) for _ in range(TRIES)]
         config = self._config = max(drawn, key=self._news)
         if scene is not None:
             candidate = of_scene(scene)
         elif kind in STORMS:
             candidate = storm(
-                rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient
+                choices, config, count=self.count, flood=kind == "flood", impatient=self.impatient
             )
         elif kind in MEETINGS:
-            candidate = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
+            candidate = MEETINGS[kind](choices, config, count=self.count, impatient=self.impatient)
         else:
-            candidate = clients(rng, config, count=self.count, impatient=self.impatient)
+            candidate = clients(choices, config, count=self.count, impatient=self.impatient)
         if scene is None:
             candidate = tuple(
                 replace(each, resends=each.resends or (index % 2 == 1 and not each.session))
                 for index, each in enumerate(candidate)
             )
         if scene is None and number % 8 in FITS_HARDLY_AT:
-            big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), candidate[-1], config)
+            big = hardly_fits(RandomChoices(f"{self.seed} {number} prompt"), candidate[-1], config)
             candidate = *candidate[:-1], big
         if scene is None and number % 6 in (0, 4):
-            candidate = with_operators(random.Random(f"{self.seed} {number} operators"), candidate, config)
+            candidate = with_operators(RandomChoices(f"{self.seed} {number} operators"), candidate, config)
         stated = bool(scene and scene["server"].get("priority"))  # by the scene's own turns
-        preempting = random.Random(f"{self.seed} {number} priorities")
-        if not stated and (config.priority or preempting.random() < WITH_PRIORITIES):
+        preempting = RandomChoices(f"{self.seed} {number} priorities")
+        if not stated and (config.priority or chance(preempting, WITH_PRIORITIES)):
             config, candidate = self._with_priorities(preempting, config, candidate)
         if config.storage and number % 8 != SESSIONS_AT:
             candidate = tuple(
                 replace(each, session=False, resends=each.session or each.resends) for each in candidate
             )
-        return config, candidate, rng.randrange(1 << 30)
+        return config, candidate, choices.upto((1 << 30) - 1)
 
     def _with_priorities(
-        self, rng: random.Random, config: Config, clients: tuple[Client, ...]
+        self, choices: Choices, config: Config, clients: tuple[Client, ...]
     ) -> tuple[Config, tuple[Client, ...]]:
         """Return the server and clients with priorities, by which a waiting request may preempt a
         running one."""
         settings: dict[str, int | bool] = {
-            "priority": rng.choice((1, 2)),
-            "threshold": rng.choice((0, 0, 1)),
-            "queue": rng.choice((0, 0, 0, 2, 4)),
-            "lowest": self.lowest and rng.random() < 0.5,
+            "priority": pick(choices, (1, 2)),
+            "threshold": pick(choices, (0, 0, 1)),
+            "queue": pick(choices, (0, 0, 0, 2, 4)),
+            "lowest": self.lowest and once_in(choices, 2),
         }
         settings |= {name: value for name, value in self.fixed.items() if name in settings}
         if not settings["priority"]:
@@ -163,7 +163,7 @@ class Population:
         return config, tuple(
             replace(
                 client,
-                turns=tuple(replace(turn, priority=rng.choice(levels)) for turn in client.turns),
+                turns=tuple(replace(turn, priority=pick(choices, levels)) for turn in client.turns),
             )
             for client in clients
         )
@@ -248,37 +248,37 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def configuration(rng: random.Random, **fixed: int | bool) -> Config:
+def configuration(choices: Choices, **fixed: int | bool) -> Config:
     """Draw a server that is small enough to be short of memory.
 
     fixed: fields that chance does not choose.
     """
-    page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
+    page = pick(choices, (1, 1, 1, 2, 2, 4, 4, 8))
     settings: dict[str, int | bool] = {
         "page_size": page,
-        "tokens": rng.choice((64, 96, 128, 192)) // page * page,
-        "running": rng.choice((3, 6)),
-        "chunk": rng.choice((8, 16, 64)) // page * page,
-        "window": rng.choice((0, 0, 0, 1, 3, 4, 6, 8, 12)),
-        "draft": rng.choice((0, 0, 2, 4)),
-        "overlap": rng.random() < 0.5,
-        "tree": rng.random() < 0.7,
-        "pressure": (luck := rng.random()) < 0.7,
-        "mixed": luck * 10 % 1 < 0.3,
-        "swa": (8, 8, 10, 5, 4)[int(luck * 1e7) % 5],
+        "tokens": pick(choices, (64, 96, 128, 192)) // page * page,
+        "running": pick(choices, (3, 6)),
+        "chunk": pick(choices, (8, 16, 64)) // page * page,
+        "window": pick(choices, (0, 0, 0, 1, 3, 4, 6, 8, 12)),
+        "draft": pick(choices, (0, 0, 2, 4)),
+        "overlap": once_in(choices, 2),
+        "tree": chance(choices, 70),
+        "pressure": chance(choices, 70),
+        "mixed": chance(choices, 30),
+        "swa": pick(choices, (8, 8, 10, 5, 4)),
     }
     if fixed.get("states") and fixed.get("hicache"):  # kept at the end of a text alone
         fixed = {"track": 0, "storage": 0, "mixed": False, **fixed}
     if fixed.get("states"):
-        track = 8 if luck * 100 % 1 < 0.5 else 0
+        track = pick(choices, (0, 8))
         fixed = _with_states({**settings, "track": track}, fixed)
     if fixed.get("hicache"):
         settings |= {
             "tree": True,
-            "host": (6, 12, 20, 40)[int(luck * 1000) % 4],
-            "policy": int(luck * 10000) % 3,
-            "storage": (0, 0, 1, 2)[int(luck * 100000) % 4],
-            "rust": int(luck * 1000000) % 2 == 1,
+            "host": pick(choices, (6, 12, 20, 40)),
+            "policy": choices.upto(2),
+            "storage": pick(choices, (0, 0, 1, 2)),
+            "rust": once_in(choices, 2),
         }
     return Config(**{**settings, **_whole_pages(settings, fixed), **fixed})  # type: ignore[arg-type]
 

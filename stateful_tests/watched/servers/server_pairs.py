@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from impl.choices import Choices, RandomChoices, between, chance, once_in, pick
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import PairEvent
 from impl.sglang.server.pair.choices import NetworkChoice
@@ -54,212 +54,212 @@ class PairPopulation:
     def draw(self) -> tuple[Config, tuple[Client, ...], int, tuple[NetworkChoice, ...]]:
         """Return the next run: its servers, clients, seed and environment."""
         self._number += 1
-        rng = random.Random(f"pair {self.seed} {self._number}")
+        choices = RandomChoices(f"pair {self.seed} {self._number}")
         kind = KINDS[self._number % len(KINDS)]
-        config = servers(rng, self.fixed)
-        asking = clients(rng, config, self.count, aborts=kind in ("aborts", "alone"))
-        return config, asking, rng.randrange(1 << 30), environment(rng, kind, asking)
+        config = servers(choices, self.fixed)
+        asking = clients(choices, config, self.count, aborts=kind in ("aborts", "alone"))
+        return config, asking, choices.upto((1 << 30) - 1), environment(choices, kind, asking)
 
     def record_run(self, reached: Mapping[str, int]) -> None:
         """Do nothing: draws do not depend on what earlier runs reached."""
 
 
-def servers(rng: random.Random, fixed: Settings) -> Config:
+def servers(choices: Choices, fixed: Settings) -> Config:
     """Draw two servers that are small enough to be short of memory."""
-    page = int(fixed.get("page_size", rng.choice((1, 2, 4, 4, 8))))
+    page = int(fixed.get("page_size", pick(choices, (1, 2, 4, 4, 8))))
     # with pages of one token D keeps SWA KV of a whole prompt, and its pool seldom holds one
     windows = (0, 0, 0, 4, 6, 8) if page > 1 else (0, 0, 0, 0, 0, 0, 0, 0, 6)
-    window = int(fixed.get("window", rng.choice(windows)))
+    window = int(fixed.get("window", pick(choices, windows)))
     least = 96 if window else 64
     settings: dict[str, int | bool] = {
         "pair": True,
         "page_size": page,
-        "tokens": max(least, rng.choice((64, 96, 160))),
-        "decode_tokens": rng.choice((80, 96, 160)),
-        "running": rng.choice((2, 3, 4)),
-        "chunk": max(page, rng.choice((8, 16, 64))),
+        "tokens": max(least, pick(choices, (64, 96, 160))),
+        "decode_tokens": pick(choices, (80, 96, 160)),
+        "running": pick(choices, (2, 3, 4)),
+        "chunk": max(page, pick(choices, (8, 16, 64))),
         "window": window,
         "swa": 10 if window else 8,
-        "overlap": rng.random() < 0.5,
-        "decode_overlap": rng.random() < 0.5,
-        "tree": rng.random() < 0.8,
-        "decode_tree": rng.random() < 0.3,
-        "pressure": rng.random() < 0.3,
-        "optimistic": rng.choice((0, 0, 0, 1, 2)),
+        "overlap": once_in(choices, 2),
+        "decode_overlap": once_in(choices, 2),
+        "tree": chance(choices, 80),
+        "decode_tree": chance(choices, 30),
+        "pressure": chance(choices, 30),
+        "optimistic": pick(choices, (0, 0, 0, 1, 2)),
     }
     # two thirds of the runs have no priorities; P orders its queue by them, and D retracts by them
-    priority = int(fixed.get("priority", rng.choice((0, 0, 0, 0, 1, 2))))
+    priority = int(fixed.get("priority", pick(choices, (0, 0, 0, 0, 1, 2))))
     if priority:
         settings |= {
             "priority": priority,
-            "threshold": rng.choice((0, 1)),
-            "lowest": rng.random() < 0.5,
+            "threshold": pick(choices, (0, 1)),
+            "lowest": once_in(choices, 2),
         }
     # SGLang has prefill_complete with neither a window nor D's tree
     may_complete = not (fixed.get("window") or fixed.get("decode_tree"))
-    if may_complete and "prefill_complete" not in fixed and rng.random() < 0.25:
+    if may_complete and "prefill_complete" not in fixed and once_in(choices, 4):
         settings |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
     for draw in (_states, _drafts, _tiers):
-        settings |= draw(rng, {**settings, **fixed}, fixed)
-    settings["mixed"] = rng.random() < 0.15
+        settings |= draw(choices, {**settings, **fixed}, fixed)
+    settings["mixed"] = chance(choices, 15)
     if fixed.get("hicache") and (fixed.get("states") or settings.get("states")):
         settings["mixed"] = False
     return Config(**{**settings, **fixed})  # type: ignore[arg-type]
 
 
-def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+def _states(choices: Choices, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
     """Draw recurrent layers. States are kept on the way, or without pages and overlap at the end of a
     text."""
     if so_far["window"] or so_far.get("prefill_complete"):
         return {}
-    if not fixed.get("states", rng.random() < 0.15):
+    if not fixed.get("states", chance(choices, 15)):
         return {}
     page = int(so_far["page_size"])
     at_the_end = page == 1 and not (fixed.get("overlap") or fixed.get("decode_overlap"))
-    settings: dict[str, int | bool] = {"states": rng.choice((8, 12, 20)), "track": 8}
-    if not fixed.get("track", not (at_the_end and rng.random() < 0.5)):
+    settings: dict[str, int | bool] = {"states": pick(choices, (8, 12, 20)), "track": 8}
+    if not fixed.get("track", not (at_the_end and once_in(choices, 2))):
         return {**settings, "track": 0, "overlap": False, "decode_overlap": False}
     return {**settings, "chunk": max(16, int(so_far["chunk"]))}
 
 
-def _drafts(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+def _drafts(choices: Choices, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
     """Draw speculation of D, mostly with P's draft KV. With a window the draft model has as many layers
     as the other has full ones, so that P has to send them (draft-as-deep-as-the-model)."""
-    draft = int(fixed.get("draft", rng.choice((0, 0, 0, 0, 2, 4))))
+    draft = int(fixed.get("draft", pick(choices, (0, 0, 0, 0, 2, 4))))
     if not draft:
         return {}
-    return {"draft": draft, "prefill_draft": bool(so_far["window"]) or rng.random() < 0.7}
+    return {"draft": draft, "prefill_draft": bool(so_far["window"]) or chance(choices, 70)}
 
 
 _TIERS = "hicache", "decode_hicache", "host_backup"
 
 
-def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+def _tiers(choices: Choices, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
     """Draw host tiers of P and of D's tree, and the pool for KV that D retracts."""
     recurrent = so_far.get("states")
     late = so_far.get("prefill_complete")
     alone = not recurrent or not (so_far["track"] or so_far["overlap"])
     settings: dict[str, int | bool] = {
-        "hicache": bool(so_far["tree"]) and alone and rng.random() < 0.3,
+        "hicache": bool(so_far["tree"]) and alone and chance(choices, 30),
         "decode_hicache": bool(so_far["decode_tree"])
         and not (so_far["window"] or recurrent)
-        and rng.random() < 0.5,
+        and once_in(choices, 2),
     }
-    host = rng.choice((6, 12, 20, 40))
-    more = {"host": host, "policy": 2 if late else rng.randrange(3), "rust": rng.random() < 0.3}
+    host = pick(choices, (6, 12, 20, 40))
+    more = {"host": host, "policy": 2 if late else choices.upto(2), "rust": chance(choices, 30)}
     backup = not (recurrent or so_far.get("priority"))
-    share = 0.05 if so_far["decode_tree"] else 0.6
-    if fixed.get("host_backup", backup and rng.random() < share):
+    share = 5 if so_far["decode_tree"] else 60
+    if fixed.get("host_backup", backup and chance(choices, share)):
         # it must hold the longest request that D can retract
         settings["host_backup"] = True
         more["host"] = max(20, host)
     cached = {**settings, **fixed}
     if (cached["hicache"] or cached["decode_hicache"]) and not (recurrent or late):
-        more["storage"] = rng.choice((0, 0, 1, 2))  # of P's tier, or of D's alone
+        more["storage"] = pick(choices, (0, 0, 1, 2))  # of P's tier, or of D's alone
     return settings | more if any({**settings, **fixed}.get(name) for name in _TIERS) else settings
 
 
-def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
+def clients(choices: Choices, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
     """Draw clients one after the other or at once, some of whose prompts share a text. None has a
     session: after a turn P's has one output and D's has all, so that they disagree on the next prompt."""
     longest = min(config.tokens, config.decode_tokens or config.tokens) // 2
     comes_back = config.hicache or config.decode_hicache  # what was evicted is asked for again
 
     def turn() -> Turn:
-        tokens = min(longest, rng.choice((17, 25, 33, 40) if comes_back else SIZES))
-        limit = rng.choice((1, 2, 4, 9) if not config.pressure else (4, 9, 20))
+        tokens = min(longest, pick(choices, (17, 25, 33, 40) if comes_back else SIZES))
+        limit = pick(choices, (1, 2, 4, 9) if not config.pressure else (4, 9, 20))
         return Turn(
-            wait=rng.choice((0, 1, 5, 20)),
+            wait=pick(choices, (0, 1, 5, 20)),
             tokens=tokens,
             limit=limit,
-            stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
-            abort=rng.randint(1, 90) if aborts and rng.random() < 0.4 else 0,
-            shared=rng.choice((0, tokens // 2 if comes_back else 0, tokens // 2, tokens - 1, tokens)),
-            text=rng.randrange(2),
-            priority=rng.randrange(4) if config.priority else 0,
+            stop=between(choices, 1, limit) if once_in(choices, 5) else 0,
+            abort=between(choices, 1, 90) if aborts and chance(choices, 40) else 0,
+            shared=pick(choices, (0, tokens // 2 if comes_back else 0, tokens // 2, tokens - 1, tokens)),
+            text=choices.upto(1),
+            priority=choices.upto(3) if config.priority else 0,
         )
 
     return tuple(
         Client(
             f"c{number}",
-            rng.choice((0, 1, 4, 15, 40)),
-            tuple(turn() for _ in range(rng.choice((1, 3, 4) if comes_back else (1, 1, 2)))),
+            pick(choices, (0, 1, 4, 15, 40)),
+            tuple(turn() for _ in range(pick(choices, (1, 3, 4) if comes_back else (1, 1, 2)))),
             session=False,
-            resends=rng.random() < (0.2 if comes_back else 0.5),
+            resends=once_in(choices, 5 if comes_back else 2),
         )
-        for number in range(1, 1 + rng.randint(2, max(2, count * 2 // 3)))
+        for number in range(1, 1 + between(choices, 2, max(2, count * 2 // 3)))
     )
 
 
 def environment(
-    rng: random.Random, kind: str, asking: Sequence[Client]
+    choices: Choices, kind: str, asking: Sequence[Client]
 ) -> tuple[NetworkChoice, ...]:
     """Draw the events for these clients' requests."""
     if kind == "calm":
         return ()
     turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
-    choices: list[NetworkChoice] = []
+    events: list[NetworkChoice] = []
     for name, turn in turns.items():
-        choices += _rests(rng, name)
+        events += _rests(choices, name)
         if turn.abort:
-            choices += _aborts(rng, name, alone=kind == "alone")
-        if kind == "failures" and rng.random() < 0.2:
-            choices.append(
+            events += _aborts(choices, name, alone=kind == "alone")
+        if kind == "failures" and once_in(choices, 5):
+            events.append(
                 NetworkChoice(
                     "transfer",
                     name,
-                    number=rng.randint(1, 3),
-                    steps=rng.choice((0, *LONG)),
-                    at=rng.randrange(11),
+                    number=between(choices, 1, 3),
+                    steps=pick(choices, (0, *LONG)),
+                    at=choices.upto(10),
                     fails=True,
-                    late=rng.random() < 0.4,
+                    late=chance(choices, 40),
                 )
             )
-    for _ in range(rng.randrange(4)):
-        side = rng.choice(SERVERS)
-        choices.append(NetworkChoice("round", "", side, rng.randint(1, 80), rng.choice(SHORT)))
-    if kind == "failures" and rng.random() < 0.3:
-        choices.append(NetworkChoice("lookup", number=rng.randint(1, 3), fails=True))
+    for _ in range(choices.upto(3)):
+        side = pick(choices, SERVERS)
+        events.append(NetworkChoice("round", "", side, between(choices, 1, 80), pick(choices, SHORT)))
+    if kind == "failures" and chance(choices, 30):
+        events.append(NetworkChoice("lookup", number=between(choices, 1, 3), fails=True))
     if kind == "time":
-        jumps = ((rng.randint(1, 150), rng.choice((35, 310))) for _ in range(2))
-        choices += [NetworkChoice("clock", number=at, steps=seconds) for at, seconds in jumps]
+        jumps = ((between(choices, 1, 150), pick(choices, (35, 310))) for _ in range(2))
+        events += [NetworkChoice("clock", number=at, steps=seconds) for at, seconds in jumps]
     if kind == "death":
-        choices.append(NetworkChoice("death", side=rng.choice(SERVERS), number=rng.randint(5, 120)))
-    return tuple(choices)
+        events.append(NetworkChoice("death", side=pick(choices, SERVERS), number=between(choices, 5, 120)))
+    return tuple(events)
 
 
-def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
+def _rests(choices: Choices, name: str) -> list[NetworkChoice]:
     """Draw which messages of a request rest, and how long. Transfers rest long: short ones hide early
     frees."""
     rests = []
-    if rng.random() < 0.3:
-        rests.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
+    if chance(choices, 30):
+        rests.append(NetworkChoice("request", name, pick(choices, SERVERS), steps=pick(choices, SHORT)))
     for kind in ("metadata", "status", "notice", "ack", "endpoint", "ready"):
-        if rng.random() < 0.25:
-            rests.append(NetworkChoice(kind, name, steps=rng.choice((*SHORT, 100))))
+        if once_in(choices, 4):
+            rests.append(NetworkChoice(kind, name, steps=pick(choices, (*SHORT, 100))))
     for number in range(1, 5):
-        if rng.random() < 0.25:
-            time = rng.choice((0, 5, 10))
+        if once_in(choices, 4):
+            time = pick(choices, (0, 5, 10))
             rests.append(
-                NetworkChoice("transfer", name, number=number, steps=rng.choice(LONG), at=time)
+                NetworkChoice("transfer", name, number=number, steps=pick(choices, LONG), at=time)
             )
-    if rng.random() < 0.25:
-        rests.append(NetworkChoice("row", name, steps=rng.choice(LONG), at=rng.choice((0, 5))))
-    if rng.random() < 0.3:
-        side = rng.choice(SERVERS)
-        rests.append(NetworkChoice("call", name, side, rng.randint(1, 12), rng.choice(SHORT)))
+    if once_in(choices, 4):
+        rests.append(NetworkChoice("row", name, steps=pick(choices, LONG), at=pick(choices, (0, 5))))
+    if chance(choices, 30):
+        side = pick(choices, SERVERS)
+        rests.append(NetworkChoice("call", name, side, between(choices, 1, 12), pick(choices, SHORT)))
     return rests
 
 
-def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
+def _aborts(choices: Choices, name: str, *, alone: bool) -> list[NetworkChoice]:
     """Draw an abort that reaches both servers, often one later than the other; or one alone."""
-    side = rng.choice(SERVERS)
+    side = pick(choices, SERVERS)
     if alone:
         # P misses it more often: an abort that P alone gets reaches nobody else, and hides other waits.
-        missed_by = rng.choice((PREFILL, PREFILL, DECODE))
+        missed_by = pick(choices, (PREFILL, PREFILL, DECODE))
         return [NetworkChoice("abort", name, missed_by, fails=True)]
     return (
-        [NetworkChoice("abort", name, side, steps=rng.choice(SHORT))] if rng.random() < 0.6 else []
+        [NetworkChoice("abort", name, side, steps=pick(choices, SHORT))] if chance(choices, 60) else []
     )
 
 

@@ -98,9 +98,9 @@ class ServerModel(FakeModel):
             if pool is not None
         }
         self.sends_draft = sends_draft
+        self.target_tensors = len(self.tensors["full"])
         if sends_draft:
             pool = scheduler.draft_worker.primary_draft_kv_pool
-            self.target_tensors = len(self.tensors["full"])
             self.tensors["full"] += [*pool.k_buffer, *pool.v_buffer]
         page = scheduler.page_size
         self.regions = [
