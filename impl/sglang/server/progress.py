@@ -132,14 +132,13 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             at_once = _input(reader, request)._replace(swa=0)
             kind = StallKind.CHUNKS if there.holds(at_once) else StallKind.NEVER
             return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
-        if free == there:
-            too_strict = there.holds(_admission_needs(reader, request))
-            says += ", which is all that there is"
-            kind = StallKind.STRICT if too_strict else StallKind.MARGIN
-            return Stall(kind, request.rid, says)
-        if running - waiting.keys():
-            held = ", ".join(sorted(running - waiting.keys()))
-            says += f"; {held} keep the rest, and are not computed"
+        holders = sorted(running - waiting.keys())
+        too_large = not there.holds(_admission_needs(reader, request))
+        if free == there or (too_large and not holders):  # copies on their way to the host lock the rest
+            says += f", and there are {_text(there)} in all"
+            return Stall(StallKind.MARGIN if too_large else StallKind.STRICT, request.rid, says)
+        if holders:
+            says += f"; {', '.join(holders)} keep the rest, and are not computed"
             return Stall(StallKind.HELD, request.rid, says)
         return Stall(StallKind.ALONE, request.rid, f"{says}, and nobody else is there")
     says = (

@@ -62,8 +62,10 @@ MORE = Room(full=11, swa=11, rows=1)
         (("a.1", "b.1"), (), SMALL, ROOM, SMALL, "sessions"),
         (("a.1",), (), Room(full=9, swa=4, rows=1), Room(full=0, swa=9, rows=0), SMALL, "sessions"),
         (("a.1",), (), SMALL, SMALL, SMALL, "sessions"),
-        (("a.1",), (), SMALL, NOTHING, ROOM, "alone"),
-        (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
+        (("a.1",), (), SMALL, NOTHING, SMALL, "alone"),
+        (("a.1",), ("a.1",), SMALL, NOTHING, SMALL, "alone"),
+        # what copies on their way lock would not be enough either
+        (("a.1",), (), SMALL, NOTHING, ROOM, "margin"),
         (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
         (("a.1",), (), SMALL, NOTHING, Room(full=11, swa=9, rows=1), "never"),
         (("a.1",), (), SMALL, NOTHING, Room(full=9, swa=11, rows=1), "chunks"),
