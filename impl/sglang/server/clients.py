@@ -231,6 +231,11 @@ class Clients:
         """Whether a client has asked for a flush and has no answer."""
         return any(each.waits == FLUSH for each in self._doing)
 
+    @property
+    def loses_patience(self) -> bool:
+        """Whether nothing was computed in half of the rounds after which a client goes away."""
+        return self._idle > PATIENCE // 2
+
     def note_answer(self, request: str, now: int) -> None:
         """Note that the server has reported the end of a request."""
         for each in self._doing:

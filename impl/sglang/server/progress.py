@@ -234,11 +234,13 @@ def _most_ever_held(reader: Reader, request: Any) -> Room:
 
 
 def _admission_needs(reader: Reader, request: Any) -> Room:
-    """Return the tokens that admission asks for: a request's text, all its outputs, a page, and one token
-    that stays free."""
-    tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
-    tokens += reader.scheduler.page_size + 1
-    return Room(tokens, tokens if reader.swa else 0, 1)
+    """Return the tokens that admission asks for: a request's text, in the SWA pool in whole pages, all its
+    outputs, a page, and one token that stays free."""
+    page = reader.scheduler.page_size
+    text = len(request.origin_input_ids)
+    tokens = text + request.sampling_params.max_new_tokens + page + 1
+    swa = max(tokens, _whole_pages(text, page) + page + 1)
+    return Room(tokens, swa if reader.swa else 0, 1)
 
 
 def _text(room: Room) -> str:

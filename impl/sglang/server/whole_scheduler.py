@@ -344,7 +344,8 @@ def run(
         last[0] = model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
         if model.tier is not None:
-            model.tier.round(now[0], last=rest[0] > 0)
+            # A request that waits for slow copies has not stalled: they complete before that is judged.
+            model.tier.round(now[0], last=rest[0] > 0 or script.loses_patience)
         if found := model.headway.livelock(model.forwards):
             stalls.append(found)
             rest[0] = REST + 1

@@ -133,6 +133,17 @@ def test_requests_that_wait_for_long_are_reported():
         Client("b", 500, (Turn(wait=0, tokens=3, limit=3),)),
     )
     clients = Clients(waiting, 1, stalled.append)
+    losing = []
     for now in range(90):
         clients.round(now, 0)
+        losing.append(clients.loses_patience)
     assert stalled == [["a.1"]]
+    assert losing.index(True) > 30, "copies are slow for some time"
+    assert losing[losing.index(True) : 80] == [True] * (80 - losing.index(True)), "then they complete"
+
+
+@pytest.mark.parametrize("tokens, outputs, full, swa", [(19, 2, 30, 33), (16, 9, 34, 34)])
+def test_admission_asks_the_swa_pool_for_whole_pages(tokens, outputs, full, swa):
+    request = Bag(origin_input_ids=[1] * tokens, sampling_params=Bag(max_new_tokens=outputs))
+    reader = Bag(scheduler=Bag(page_size=8), swa=True)
+    assert progress._admission_needs(reader, request) == Room(full, swa, 1)
