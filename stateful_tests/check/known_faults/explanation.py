@@ -52,6 +52,7 @@ def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape
 
 
 def _words_of(text: str) -> str:
+    """Return a text without numbers, names of adapters and salts, and repeated members of lists."""
     text = re.sub(r"\b(adapter|salt) \w+", r"\1", how_it_breaks(text))
     return re.sub(r"\b(\w.*?)(, \1)+\b", r"\1", text)
 
@@ -77,8 +78,8 @@ class Explained:
             return []
         self.shapes[shape] += 1
         ambiguous = violation.clause, shape.faults
-        few_are = self.attributed[ambiguous] < _ATTRIBUTED
-        if len(under) == 1 or not few_are or violation.step >= _ATTRIBUTED_LENGTH:
+        is_long = violation.step >= _ATTRIBUTED_LENGTH
+        if len(under) == 1 or is_long or self.attributed[ambiguous] >= _ATTRIBUTED:
             return under
         self.attributed[ambiguous] += 1
         return [explaining(system, under, trace, violation.clause)]
