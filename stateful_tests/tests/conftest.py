@@ -42,7 +42,7 @@ settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays: thousands of items that no collection has to look at."""
+    """Collections of garbage pass over the collected tests: thousands of items that stay."""
     gc.freeze()
 
 

@@ -23,7 +23,7 @@ from stateful_tests.check.trees.base_selection import Base, BaseKind, lies_betwe
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.known_faults.explanation import known_fault
-from stateful_tests.check.known_faults.masks import masks, release_of
+from stateful_tests.check.known_faults.masks import holding, masks, release_of
 from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.replays import replay
@@ -181,10 +181,7 @@ class Lookup:
         )
         faulty = next((each for each in shown if each.what is Shows.FAULT), None)
         if faulty is None:
-            on_tree = self._fault_on_tree(trace)
-            if on_tree is not None and self._base_has(on_tree, trace):
-                return told._replace(alike=on_tree.id)
-            return told
+            return told._replace(alike=self._fault_of_tree_and_base(trace))
         fault = known_faults()[faulty.fault]
         engine = system_spec(self.system).engine
         having = [version for version in driven_releases(engine, ()) if fault.is_in(version)]
@@ -203,19 +200,19 @@ class Lookup:
         """Return whether tree and base share a known fault: the tree shows it in this trace, and the
         base in the fault's own. The two may evict or admit differently."""
         if trace not in self._shared:
-            on_tree = self._fault_on_tree(trace)
-            self._shared[trace] = on_tree == fault and self._base_has(fault, trace)
+            self._shared[trace] = self._fault_of_tree_and_base(trace) == fault.id
         return self._shared[trace]
 
-    def _fault_on_tree(self, trace: Trace) -> KnownFault | None:
-        """Return the known fault that explains what the tree does in a trace."""
+    def _fault_of_tree_and_base(self, trace: Trace) -> str:
+        """Return the known fault that explains what the tree does in a trace, and that the base has, with the
+        same text if both break; "" for none."""
         run = replay(self.system, trace)
-        return known_fault(self.system, run) if run.violation is not None else None
-
-    def _base_has(self, fault: KnownFault, trace: Trace) -> bool:
-        """Return whether the base shows a known fault in the fault's own trace."""
-        of_base = masks(self.base.system, clause=trace.clause)
-        return any(mask.holds and mask.fault == fault for mask in of_base)
+        fault = known_fault(self.system, run)
+        if fault is None or run.violation is None:
+            return ""
+        of_base = [*masks(self.base.system, clause=trace.clause)]
+        held = holding(of_base, run.violation, run.violation.clause)
+        return fault.id if any(mask.fault == fault for mask in held) else ""
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
         """Return whether the tree lies between its base and a release that shows a known fault."""

@@ -21,6 +21,7 @@ from stateful_tests.check.known_faults import lookup
 from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.known_faults.lookup import Lookup
+from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.check_results import LookedUp
 from stateful_tests.lockstep.run_results import Run, Trace, Violation
@@ -157,6 +158,19 @@ def test_a_known_fault_of_tree_and_base_that_no_release_shows_is_named_and_new(m
     says = f"{alike}, which tree and base have, violates SES-2 likewise"
     assert f"none of 2 releases violates it; {says}" in text
     assert f"like known: {alike}" in data["verdict"]
+
+
+@pytest.mark.parametrize(("breaks", "alike"), [("KeyError: N", True), ("IndexError: none", False)])
+def test_a_failure_is_like_a_known_one_that_breaks_the_base_with_the_same_text(breaks, alike, monkeypatch):
+    fault = next(each for each in known_faults().values() if "BROKEN" in each.clauses)
+    trace = Trace(PRESETS["page1"], Mode.FREE, (), clause="BROKEN")
+    failed = Violation("BROKEN", 0, Failure("done", "KeyError: 7 at a.py:3"))
+    monkeypatch.setattr(lookup, "replay", lambda *_: Run("tree", trace, (), failed))
+    monkeypatch.setattr(lookup, "known_fault", lambda *_: fault)
+    mask = Mask(fault, there=((trace, ()),), breaks=frozenset({breaks}))
+    monkeypatch.setattr(lookup, "masks", lambda *_, **__: [mask])
+    looked = Lookup(Base(TorchKV(), BaseKind.RELEASE), TorchKV())
+    assert looked._fault_of_tree_and_base(trace) == (fault.id if alike else "")
 
 
 def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):

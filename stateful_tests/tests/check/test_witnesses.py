@@ -146,7 +146,7 @@ def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known,
     ],
 )
 def test_stores_and_messages_are_no_schedule(line, same, monkeypatch):
-    """An offer of a preempted request is stored too, or a peer is told nothing: known faults of schedules do
+    """An offer of a preempted request is stored too, or a peer gets no message: known faults of schedules do
     not explain it."""
     path = FOLDER / "vllm-0.33.0+offload" / "a_state_is_stored_from_a_block_that_holds_kv.json"
     trace = load(path)
