@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import random
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from impl.adapter import LockHolderView, TreeView, UnusableImplementation
+from impl.choices import RandomChoices, once_in
 from impl.examples.block_engine import BlockEngine
 from impl.examples.example_engine import ExampleEngine
 from reference.commands import Admit, Decode, Done, Reason, Refused, Submit
@@ -252,10 +252,10 @@ def never_made():
 class RefusesNowAndThen(ExampleEngine):
     """Refuses one command in thirty, another one in each run."""
 
-    chance = random.Random(0)
+    choices = RandomChoices(1)
 
     def apply(self, command):
-        return Refused(Reason.NO_ROW) if self.chance.random() < 1 / 30 else super().apply(command)
+        return Refused(Reason.NO_ROW) if once_in(self.choices, 30) else super().apply(command)
 
 
 class LosesAPageNowAndThen(RefusesNowAndThen):
@@ -266,7 +266,7 @@ class LosesAPageNowAndThen(RefusesNowAndThen):
 
     def view(self):
         view = super().view()
-        fewer = view.free_full[:-1] if self.chance.random() < 1 / 30 else view.free_full
+        fewer = view.free_full[:-1] if once_in(self.choices, 30) else view.free_full
         return structs.replace(view, free_full=fewer)
 
 

@@ -1,6 +1,5 @@
 """Explorations: counts, states modulo symmetry, bounds, that clauses find faults."""
 
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from impl.adapter import View
+from impl.choices import RandomChoices, pick
 from reference import clauses, model
 from reference.clauses import CLAUSES, about
 from reference.clauses.step import Step
@@ -140,7 +140,7 @@ def test_states_lead_where_their_representatives_lead(scope):
     """Every command, in states as runs leave them (names as they came, serials and moments that only grow),
     leads where it leads in the representative."""
     explorer = Explorer(scope, clauses=False)
-    draw = random.Random(0)
+    choices = RandomChoices(0)
     states = explorer.states
     for _ in range(5):
         state = states.initial
@@ -152,7 +152,7 @@ def test_states_lead_where_their_representatives_lead(scope):
                 for command in states.commands(stands)
             ]
             leads = list(explorer.moves(stands))
-            for number in draw.sample(range(len(leads)), min(12, len(leads))):
+            for number in {choices.upto(len(leads) - 1) for _ in range(16)}:
                 command, same, alone = leads[number]
                 now, outcome = model.step(state, real[number])
                 assert type(outcome) is type(same) and states.of(now) == states.of(alone), real[
@@ -162,7 +162,7 @@ def test_states_lead_where_their_representatives_lead(scope):
                     state, real[number], outcome, now
                 )
             done = [index for index, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
-            state, _ = model.step(state, real[draw.choice(done)])
+            state, _ = model.step(state, real[pick(choices, done)])
 
 
 def test_letters_are_alike():

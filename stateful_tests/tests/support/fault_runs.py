@@ -1,23 +1,31 @@
-"""Runs of a release that this process has loaded, with planted faults: what sees each fault first.
+"""Runs of releases with planted faults: what sees each fault first.
 
 python -m stateful_tests.tests.support.fault_runs SUITE [NAME...]
     looks for each fault with random runs; prints how soon it is found and by what, and to stderr the
-    fewest commands that show it; exits with 1 if a fault survives
+    fewest commands that show it; exits with 1 if a fault survives, with 2 without the server environment
+    that whole schedulers need
 python -m stateful_tests.tests.support.fault_runs SUITE --replay
-    runs the commands of all faults, with the fault and without; prints what sees each as JSON
+    runs the commands of all faults, with the fault and without; prints what sees each as JSON (no suite of
+    whole schedulers: clients show their faults, not commands)
 """
 
 import json
 import sys
+import tempfile
 import time
 import unittest
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.runs import WholeScheduler
 from reference.commands import Mode
 from reference.system_kinds import PAIRS, TIERS
 from stateful_tests.check import run_driver, check_plans, run_batches
@@ -30,11 +38,29 @@ from stateful_tests.tests.support.planted_faults import (
     Edit,
     PlantedFault,
     PlantedFaultError,
+    checkout_with,
     config_of,
     planted_faults,
     stated_sizes,
 )
 from stateful_tests.traces.notation import format_command
+from stateful_tests.watched.servers import scheduler_runs
+from stateful_tests.watched.servers.population import Population
+from stateful_tests.watched.servers.server_pairs import PairPopulation
+
+
+class Found(NamedTuple):
+    """What random runs saw of a fault.
+
+    by: clauses, the headline first, or judges; none if the fault survives.
+    runs, steps: driven until then, or all in vain. A step is a command, or a pass of a scheduler.
+    trace: the run of commands that shows the fault.
+    """
+
+    by: tuple[str, ...]
+    runs: int
+    steps: int
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -78,8 +104,81 @@ class Suite:
         ways = (self.core, *fault.spec.ways) if self.core else fault.spec.ways
         return loaded_release(fault.spec.in_way("+".join(ways)))
 
+    def look_for(self, fault: PlantedFault, seed: int) -> Found:
+        """Return the first random run that violates with a fault what it does not without."""
+        system = self.system(fault)
+        presets = presets_for(fault)
+        plan = check_plans.plan("smoke", presets=presets, examples=self.runs, seed=seed)
+        runs = commands = 0
+        for example in range(self.runs):
+            for preset in presets:
+                config = run_batches.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
+                batch = run_batches.RunBatch(config, range(example, example + 1))
+                with plant_in(system, [*self.mends, *fault.edits]):
+                    [(count, violations)] = run_driver.drive(system, plan, batch).runs
+                runs += 1
+                commands += count
+                for violation, trace in violations:
+                    if fault.kind is PAIRS and trace.geometry != config.sizes:
+                        continue
+                    with plant_in(system, self.mends):
+                        conforms = violation_of_clause(system, trace, violation.clause) == ()
+                    if conforms:
+                        return Found(violation.clauses, runs, commands, trace)
+        return Found((), runs, commands)
 
-SUITES = {
+
+@dataclass(frozen=True)
+class ServedSuite:
+    """Faults in whole schedulers, which clients drive until the judge that a fault names finds it.
+
+    files: of a host tier's those faults alone that state a server; a judge of their logs finds them.
+    first_seed: of the clients.
+    """
+
+    files: tuple[str, ...]
+    first_seed: int
+    pair: bool = False
+    runs: int = 60
+    seeds: int = 1
+
+    @cached_property
+    def faults(self) -> dict[str, PlantedFault]:
+        """Those that clients reach."""
+        every = [fault for file in self.files for fault in planted_faults(file).items()]
+        return {name: fault for name, fault in every if fault.server or fault.kind is not TIERS}
+
+    def look_for(self, fault: PlantedFault, seed: int) -> Found:
+        """Return the judges, and the keys of their findings, of the runs until the named one is among them.
+
+        Another judge alone says nothing: a busy machine may have cut a run short.
+        """
+        named = "log" if fault.kind is TIERS else fault.clause
+        release = fault.spec.version or ""
+        python = environment.python_of(release)
+        [packages] = python.parents[1].glob("lib/python*/site-packages")
+        draws: Population | PairPopulation
+        if self.pair:
+            draws = PairPopulation(self.first_seed + seed, fixed=fault.server)
+        else:
+            draws = Population(self.first_seed + seed, fixed=fault.server, impatient=fault.impatient)
+        seen = set[str]()
+        passes = 0
+        with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
+            checkout = checkout_with(packages, Path(folder), fault, package="sglang")
+            with closing(WholeScheduler(python, checkout)) as runner:
+                for number in range(self.runs):
+                    run = scheduler_runs.ServedRun(release, *draws.draw())
+                    judged = scheduler_runs.serve(runner, run)
+                    draws.record_run(judged.validated.reached)
+                    passes += judged.outcome.forwards
+                    seen |= {name for each in judged.new for name in (each.judge, each.key)}
+                    if named in seen:
+                        return Found((named, *sorted(seen - {named})), number + 1, passes)
+        return Found((), self.runs, passes)
+
+
+SUITES: dict[str, Suite | ServedSuite] = {
     "vllm": Suite("vllm/faults.toml", exports=True),
     "vllm+images": Suite("vllm/faults.toml", images=True, seeds=3, exports=True),
     "tiers": Suite("tiers/faults.toml", runs=40, seeds=3),
@@ -88,19 +187,9 @@ SUITES = {
     "lmdeploy": Suite("lmdeploy/faults.toml", runs=12),
     "lmdeploy+pair": Suite("lmdeploy/pair_faults.toml", seeds=3),
     "transformers": Suite("transformers_paging/faults.toml", runs=12),
+    "served": ServedSuite(("watched/faults.toml", "tiers/faults.toml"), first_seed=1),
+    "served+pair": ServedSuite(("watched/pair_faults.toml",), first_seed=12, pair=True),
 }
-
-
-class Found(NamedTuple):
-    """A run that violates something.
-
-    runs, commands: driven until then, or all in vain.
-    """
-
-    trace: Trace | None
-    violation: Violation | None
-    runs: int
-    commands: int
 
 
 def presets_for(fault: PlantedFault) -> Sequence[str]:
@@ -118,30 +207,6 @@ def presets_for(fault: PlantedFault) -> Sequence[str]:
         for name, each in TIERS.presets.items()
         if (bool(each.storage), each.decode) == (bool(sizes.storage), sizes.decode)
     ]
-
-
-def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
-    """Return the first random run that violates with a fault what it does not without."""
-    system = suite.system(fault)
-    presets = presets_for(fault)
-    plan = check_plans.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
-    ran = commands = 0
-    for example in range(suite.runs):
-        for preset in presets:
-            config = run_batches.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
-            batch = run_batches.RunBatch(config, range(example, example + 1))
-            with plant_in(system, [*suite.mends, *fault.edits]):
-                [(count, violations)] = run_driver.drive(system, plan, batch).runs
-            ran = ran + 1
-            commands = commands + count
-            for violation, trace in violations:
-                if fault.kind is PAIRS and trace.geometry != config.sizes:
-                    continue
-                with plant_in(system, suite.mends):
-                    conforms = violation_of_clause(system, trace, violation.clause) == ()
-                if conforms:
-                    return Found(trace, violation, ran, commands)
-    return Found(None, None, ran, commands)
 
 
 def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Trace:
@@ -211,24 +276,28 @@ def _test_text(text: str) -> str:
     return "fails" if result.failures else "passes"
 
 
-def _is_looked_for(suite: Suite, fault: PlantedFault) -> bool:
+def _print_smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> None:
+    """Print, as lines of the fault's table, the fewest commands that show it."""
+    small = smallest(suite, fault, trace, clause)
+    shown = "; ".join(map(format_command, small.commands))
+    print(f"[{fault.name}]\ncaught_by = {clause!r}", file=sys.stderr)
+    print(f"sizes = {stated_sizes(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
+
+
+def _is_found(suite: Suite | ServedSuite, fault: PlantedFault) -> bool:
     """Look for a fault with each seed, and print what was found. False if it survives one."""
     verdicts = []
     survives = False
     for seed in range(suite.seeds):
         began = time.monotonic()
-        trace, violation, runs, commands = look_for(suite, fault, seed)
-        took = f"{runs} runs, {commands} commands, {time.monotonic() - began:.1f} s"
-        if trace is None or violation is None:
-            survives = True
-            verdicts.append(f"survives {took}")
-            continue
-        verdicts.append(f"{', '.join(violation.clauses)} after {took}")
-        if seed == 0:
-            small = smallest(suite, fault, trace, violation.clause)
-            shown = "; ".join(map(format_command, small.commands))
-            print(f"[{fault.name}]\ncaught_by = {violation.clause!r}", file=sys.stderr)
-            print(f"sizes = {stated_sizes(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
+        found = suite.look_for(fault, seed)
+        survives = survives or not found.by
+        seen = f"{', '.join(found.by)} after" if found.by else "survives"
+        steps = "commands" if isinstance(suite, Suite) else "passes"
+        took = f"{time.monotonic() - began:.1f} s"
+        verdicts.append(f"{seen} {found.runs} runs, {found.steps} {steps}, {took}")
+        if isinstance(suite, Suite) and found.trace is not None and seed == 0:
+            _print_smallest(suite, fault, found.trace, found.by[0])
     print(f"| {fault.name} | {' | '.join(verdicts)} |", flush=True)
     return not survives
 
@@ -239,12 +308,18 @@ def main(name: str = "", *names: str) -> int:
         raise SystemExit(f"no suite is called {name!r}; one of {', '.join(SUITES)}")
     suite = SUITES[name]
     if names == ("--replay",):
+        if isinstance(suite, ServedSuite):
+            raise SystemExit(f"{name}: clients show these faults, not commands")
         print(json.dumps(faults_seen(suite)))
         return 0
     for each in names:
         if each not in suite.faults:
-            raise SystemExit(f"{suite.file} has no fault {each!r} for {name}")
-    found = [_is_looked_for(suite, suite.faults[each]) for each in names or suite.faults]
+            raise SystemExit(f"suite {name} has no fault {each!r}")
+    try:
+        found = [_is_found(suite, suite.faults[each]) for each in names or suite.faults]
+    except UnusableImplementation as error:
+        print(f"no server environment: {error}", file=sys.stderr)
+        return 2
     return 0 if all(found) else 1
 
 

@@ -3,7 +3,6 @@
 A number or a flag is another, a line is left out, two adjacent lines or (level `pages`) two rows are swapped.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from functools import reduce
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from impl.choices import Choices, RandomChoices, pick
 from impl.sglang.server.events import Event
 from stateful_tests.watched.log_reader import Line, logs_of
 from stateful_tests.watched.validation_results import Validated
@@ -34,7 +34,7 @@ PARTS = {
     "pages states tracked[]": ("slot", "tokens"),
 }
 BY_NAMES = ("pages owners", "pages states held", "pages states tracked")  # dictionaries
-Make = Callable[[random.Random], list[Line]]  # what stands at a place instead
+Make = Callable[[Choices], list[Line]]  # what stands at a place instead
 
 
 class Change(NamedTuple):
@@ -75,9 +75,10 @@ class ChangedLog:
             kind = f"{tag(other)} before {tag(one)}"
             places.setdefault(kind, []).append((index, 2, lambda _, two=(other, one): list(two)))
         for kind, found in sorted(places.items()):
-            rng = random.Random(kind)
-            index, instead_of, make = rng.choice(found)
-            yield Change(kind, index, [*self.lines[:index], *make(rng), *self.lines[index + instead_of :]])
+            choices = RandomChoices(kind)
+            index, instead_of, make = pick(choices, found)
+            after = self.lines[index + instead_of :]
+            yield Change(kind, index, [*self.lines[:index], *make(choices), *after])
 
 
 def tag(line: Line) -> str:
@@ -100,7 +101,7 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     yield f"{name} left out", lambda _: []
     values = dict(zip(fields, parts))
     for kind, path, value in leaves(values, name):
-        yield kind, lambda rng, path=path, value=value: change_log((path, _another(value, rng)))
+        yield kind, lambda choices, path=path, value=value: change_log((path, _another(value, choices)))
     for one, other in pairwise(values.get("owners") or ()):
         both = [
             (("owners", to, 2), values["owners"][of][2]) for to, of in ((one, other), (other, one))
@@ -108,10 +109,10 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
         yield "two rows swapped", lambda _, both=both: change_log(*both)
 
 
-def _another(value: int | bool, rng: random.Random) -> int | bool:
+def _another(value: int | bool, choices: Choices) -> int | bool:
     if isinstance(value, bool):
         return not value
-    return value + rng.choice((1, -1)) if value else 1
+    return value + pick(choices, (1, -1)) if value else 1
 
 
 def leaves(

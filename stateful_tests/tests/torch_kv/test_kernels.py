@@ -1,7 +1,6 @@
 """The Triton kernels on the CPU, run by our interpreter, and by Triton's where Triton is installed."""
 
 import importlib.util
-import random
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 import impl.torch_kv
+from impl.choices import RandomChoices, between, pick
 from impl.torch_kv import TorchKV
 from impl.torch_kv.store import KVStore
 from impl.vllm import triton
@@ -48,7 +48,7 @@ def kernels(request, monkeypatch):
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_kernels_leave_the_pools_and_rows_that_torch_operators_leave(page_size, window):
     """Rounds of extends, a decode, a window eviction and a free; some entries have nothing to do."""
-    choose = random.Random(7)
+    choices = RandomChoices(7)
     geometry = Geometry(
         page_size=page_size,
         window=window,
@@ -79,7 +79,7 @@ def test_kernels_leave_the_pools_and_rows_that_torch_operators_leave(page_size, 
         starts = [0, 0, 0]
         for _ in range(3):
             ends = [
-                choose.choice([start, min(LONGEST, start + 5), choose.randint(start, LONGEST)])
+                pick(choices, [start, min(LONGEST, start + 5), between(choices, start, LONGEST)])
                 for start in starts
             ]
             assert_allocations_agree([extend(store, rows, starts, ends) for store in stores])
@@ -94,8 +94,8 @@ def test_kernels_leave_the_pools_and_rows_that_torch_operators_leave(page_size, 
         )
         # Bounds in pages: [0, kept) stays, the window has left [0, evicted), the row ends at `held`.
         held = [ceil_page(length + 1, page_size) // page_size for length in starts]
-        evicted = [choose.randint(0, end) for end in held]
-        kept = [choose.randint(0, end) for end in evicted] if round_ % 2 else [0, 0, 0]
+        evicted = [choices.upto(end) for end in held]
+        kept = [choices.upto(end) for end in evicted] if round_ % 2 else [0, 0, 0]
         row, nothing, first, swa_first, end = lanes(device, rows, [0] * 3, kept, evicted, held)
         for store in stores:
             with store.frees_wait() if round_ > 3 else nullcontext():

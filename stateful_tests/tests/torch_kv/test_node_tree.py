@@ -1,9 +1,9 @@
 """The radix tree of torch_kv: what its methods cost. What it does is in test_conformance."""
 
-import random
 
 import torch
 
+from impl.choices import RandomChoices
 from impl.torch_kv.counting_device import counting, device
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.pool import PagePool
@@ -44,7 +44,7 @@ def test_the_order_outlives_stale_entries():
         ),
         None,
     )
-    source = random.Random(1)
+    choices = RandomChoices(1)
     used = dict.fromkeys(range(20), -1)
 
     def evict_nodes():
@@ -55,7 +55,7 @@ def test_the_order_outlives_stale_entries():
 
     insert(tree, *((letter,) for letter in used))
     for moment in range(1000):  # entries are taken out of the queue on the way
-        letter = source.randrange(20)
+        letter = choices.upto(19)
         if moment % 50 == 0:
             letter = min(used, key=lambda other: used[other])
             assert evict_nodes() == letter

@@ -13,7 +13,7 @@ import pytest
 
 from stateful_tests.tests.support.log_changes import FOLDER, Change, ChangedLog
 from stateful_tests.tests.support.night import some_at_night
-from impl.sglang.server.events import Released
+from impl.sglang.server.events import Admitted, Extended, Released, Snapshot, Submitted
 from stateful_tests.watched.log_reader import Line
 
 COUNTED = Path(__file__).with_name("counted.txt")
@@ -101,6 +101,15 @@ def _never(log: ChangedLog, change: Change) -> bool:
         return (
             type(former) is Released and former.reason is None and change.kind.startswith("admit")
         )
+    if type(former) is Submitted and change.kind == "submit ids" and not log.header.tree:
+        return former.session is None  # nobody reads its text again
+    if type(former) is Admitted and change.kind == "admit left out":
+        later = (line for line in log.lines[change.at + 1 :] if former.request in _names(line))
+        return type(next(later).event) is not Extended  # it goes on waiting
+    if type(former) is Snapshot and change.kind == "snapshot sessions cursors E":
+        pairs = zip(former.sessions, change.lines[change.at].event.sessions)
+        [changed] = [session.session for session, now in pairs if session != now]
+        return changed in [request.session for request in former.requests]  # its turn has cursors of its own
     one, other = (_names(log.lines[at]) for at in (change.at, change.at + 1))
     apart = " before " in change.kind and one and other and not one & other
     return bool(apart or any(re.fullmatch(kind, change.kind) for kind in NEVER))

@@ -14,15 +14,12 @@ from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import PairEvent, PairNote, RunOutcome
 from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoices, harms
 from impl.sglang.server.runs import WholeScheduler
-from stateful_tests.tests.support.night import NIGHT, at_night
-from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import faults_in_servers
+from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.watched.servers import server_pairs, scheduler_runs
 
 RELEASE = "0.5.23"
 HERE = Path(__file__)
 RUNS = sorted((HERE.parents[3] / "fixtures" / "served").glob("*.json"))
-FAULTS = planted_faults("watched/pair_faults.toml")
 SLOW = NetworkChoice("transfer", "c2.1", number=2, steps=100, at=5)
 
 
@@ -263,13 +260,3 @@ def test_a_saved_run_shows_its_finding_again(runner, path):
     run = msgspec.json.decode(path.read_bytes(), type=scheduler_runs.ServedRun)
     found = {finding.key: finding.known for finding in scheduler_runs.serve(runner, run).findings}
     assert found.get(run.key), "no known fault"
-
-
-@at_night
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_a_pair_is_caught(name, tmp_path):
-    """By the judge that is named."""
-    fault = FAULTS[name]
-    runs = server_pairs.PairPopulation(12, fixed=fault.server)
-    seen = faults_in_servers(fault, runs, fault.clause, tmp_path)
-    assert fault.clause in seen

@@ -9,9 +9,9 @@ from impl.sglang.server import environment, worker
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
-from stateful_tests.tests.support.night import NIGHT, at_night
-from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import faults_in_servers
+from stateful_tests.tests.support.night import NIGHT
+from stateful_tests.tests.support.fault_runs import SUITES
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.watched.servers import population, random_clients, scheduler_runs
 from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validator import Validator
@@ -19,14 +19,20 @@ from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
 @pytest.fixture(scope="module")
-def scheduler():
-    """A whole scheduler. It takes half a minute to start, and an environment that few have: at night."""
+def server_python():
+    """The Python of the server environment, which few have: at night."""
     if not NIGHT:
         pytest.skip("at night (KVSPEC_NIGHT=1)")
     try:
-        runner = WholeScheduler(environment.python_of(RELEASE))
+        return environment.python_of(RELEASE)
     except UnusableImplementation as error:
         pytest.skip(f"no server environment: {error}")
+
+
+@pytest.fixture(scope="module")
+def scheduler(server_python):
+    """A whole scheduler. It takes half a minute to start."""
+    runner = WholeScheduler(server_python)
     yield runner
     runner.close()
 
@@ -105,21 +111,14 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
         assert not validated.unexplained, (at, validated.unexplained)
 
 
-# Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
-# takes minutes and the server environment, so it is for the night.
-
-# Those of the host tier that clients reach as well, on servers that have it.
-OF_A_TIER = [fault for fault in planted_faults("tiers/faults.toml").values() if fault.server]
-FAULTS = [*planted_faults("watched/faults.toml").values(), *OF_A_TIER]
+# Faults put into a copy of a release's scheduler, which clients reach. That takes minutes and the server
+# environment, so it is for the night.
+SERVED = [(suite, name) for suite in ("served", "served+pair") for name in SUITES[suite].faults]
 
 
-@at_night
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
-def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
-    judge = "log" if fault in OF_A_TIER else fault.clause
-    runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
-    # a run that a busy machine has cut short is seen by another judge, and says nothing
-    assert judge in faults_in_servers(fault, runs, judge, tmp_path)
+@pytest.mark.parametrize(("suite", "name"), SERVED, ids=lambda text: text.replace(" ", "_"))
+def test_a_fault_in_the_scheduler_is_caught_by_the_judge_that_it_names(suite, name, server_python):
+    output_of("stateful_tests.tests.support.fault_runs", suite, name, limit_s=1200)
 
 
 def test_code_of_kvspec_that_fails_accuses_no_server(monkeypatch):
