@@ -168,7 +168,7 @@ class Scheduler0510(Scheduler):
         return size
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        available, evictable = self._get_token_info()[2:]
+        available, evictable = _left_in(self._get_token_info(), "full")
         session_held = self._session_held_tokens()
         # The check, which ran just before, has added up the batches that it counts.
         uncached = self.uncached
@@ -192,7 +192,7 @@ class Scheduler0510(Scheduler):
         is one, and of the rows."""
         cache = self.tree_cache
         if not self.is_hybrid_swa:
-            available, evictable = self._get_token_info()[2:]
+            available, evictable = _left_in(self._get_token_info(), "full")
             session_held = self._session_held_tokens()
             total = self.max_total_num_tokens
             full = Account(
@@ -205,7 +205,9 @@ class Scheduler0510(Scheduler):
                 total=total,
             )
             return full, self.idle_rows()
-        full_left, full_evictable, swa_left, swa_evictable = self._get_swa_token_info()[4:]
+        stats = self._get_swa_token_info()
+        full_left, full_evictable = _left_in(stats, "full")
+        swa_left, swa_evictable = _left_in(stats, "swa")
         return (
             Account(
                 "full",
@@ -227,6 +229,19 @@ class Scheduler0510(Scheduler):
             ),
             self.idle_rows(),
         )
+
+
+def _left_in(stats: Any, pool: str) -> tuple[int, int]:
+    """Return how many tokens of a pool are available, and how many the tree can evict.
+
+    stats: of a function of 0.5.10, which ends its tuple with both for each pool; a tree between 0.5.10 and
+    0.5.11 has `PoolStats`.
+    """
+    if isinstance(stats, tuple):
+        available, evictable = stats[-2:] if pool == "swa" or len(stats) == 4 else stats[-4:-2]
+        return available, evictable
+    sizes = vars(stats)
+    return sizes[f"{pool}_available_size"], sizes[f"{pool}_evictable_size"]
 
 
 class Scheduler0511(Scheduler):
