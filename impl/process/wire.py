@@ -271,22 +271,17 @@ def receive(fd: int, look: Callable[[], None] | None = None) -> bytes | None:
     look: called every LOOK_S seconds while nothing arrives; an exception of it ends the wait.
     Raises ValueError for a length above MAX_MESSAGE.
     """
-    header = _read(fd, _HEADER.size, look)
-    if header is None:
-        return None
-    (length,) = _HEADER.unpack(header)
-    if length > MAX_MESSAGE:
-        raise ValueError(f"a message of {length} bytes")
-    return _read(fd, length, look)
-
-
-def _read(fd: int, count: int, look: Callable[[], None] | None) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
+    message = b""
+    end = _HEADER.size
+    while len(message) < end:
         while look is not None and not select.select([fd], [], [], LOOK_S)[0]:
             look()
-        part = os.read(fd, min(count - len(parts), 1 << 20))
-        if not part:
+        if not (part := os.read(fd, 1 << 20)):  # nobody sends a second message before an answer
             return None
-        parts += part
-    return bytes(parts)
+        message += part
+        if len(message) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(message)
+            if length > MAX_MESSAGE:
+                raise ValueError(f"a message of {length} bytes")
+            end = _HEADER.size + length
+    return message[_HEADER.size :]

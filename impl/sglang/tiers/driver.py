@@ -401,7 +401,7 @@ def main(arguments: list[str]) -> int:
 
     def make() -> Any:
         torch.set_num_threads(1)
-        torch.set_grad_enabled(False)
+        torch.inference_mode().__enter__()  # see impl/sglang/process/worker.py
         driver = TierDriver(tiered_release(version, core)(root), root)
         driver.calls = Calls(driver) if "--calls" in options else None
         return driver
