@@ -254,20 +254,32 @@ def commit_folder(
 
 
 def _nearest_release(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
-    """Return the release that a checkout was taken for, driven in the same ways; None where it is
-    unavailable."""
+    """Return the release that a checkout was taken for, driven in the same ways; the nearest that can be
+    driven so where that one cannot. None where none is available."""
+    from impl.loading.nearest import distances
     from stateful_tests.check.trees.base_selection import BaseKind
 
     spec = system_spec(system)
     if not spec.checkout:
         return None
-    try:
-        release = SystemSelector(spec.of_version(_has_files(system).release), None, selector.device)
-        before = opened.enter_context(closing(release.resolve()))
-    except Unusable as error:
-        note(f"without a base: {error}")
-        return None
-    return _with_distance(before, system)._replace(kind=BaseKind.RELEASE)
+    taken_for = _has_files(system).release
+    lines = distances(spec.engine, _checkout_root(system))
+    reasons: list[Unusable] = []
+    for version in (taken_for, *sorted(lines.keys() - {taken_for}, key=lines.__getitem__)):
+        try:
+            release = SystemSelector(spec.of_version(version), None, selector.device)
+            before = opened.enter_context(closing(release.resolve(quiet=bool(reasons))))
+        except Unusable as error:
+            reasons.append(error)
+            if not spec.ways:  # every release is driven so: this one is unavailable
+                break
+            continue
+        if reasons:
+            note(f"{taken_for} is not driven in this way: the base is {version}, the nearest that is")
+            _has_files(system).release = version  # whose known faults it may have
+        return _with_distance(before, system)._replace(kind=BaseKind.RELEASE)
+    note(f"without a base: {reasons[0]}")
+    return None
 
 
 def _with_distance(before: AnySystem, system: AnySystem) -> Base:

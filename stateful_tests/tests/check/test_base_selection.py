@@ -307,6 +307,26 @@ def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
     assert base_of_check(clone).kind is BaseKind.RELEASE
 
 
+def test_the_base_is_the_nearest_release_that_is_driven_in_the_way(clone, resolved, monkeypatch, capsys):
+    """A tree before the first release of vLLM as a pair had no base, and known faults were NEW."""
+    resolve = SystemSelector.resolve
+
+    def too_old(selector, **how):
+        if selector.spec.version in ("0.5.23", "0.5.22"):
+            raise Unusable(f"{selector.spec.version} has no such way")
+        return resolve(selector, **how)
+
+    monkeypatch.setattr(SystemSelector, "resolve", too_old)
+    monkeypatch.setattr(nearest, "distances", lambda *_: {"0.5.21": 9, "0.5.22": 2, "0.5.23": 5})
+    selector = SystemSelector(SystemSpec("sglang", ways=("overlap",)), str(clone))
+    with ExitStack() as opened:
+        base, system = commands.with_system(None, selector, None, opened)
+    assert base.name == "sglang==0.5.21+overlap"
+    assert system.release == "0.5.21", "its known faults are asked for"
+    note = "kvspec: 0.5.23 is not driven in this way: the base is 0.5.21, the nearest that is\n"
+    assert capsys.readouterr().err == note
+
+
 @pytest.mark.parametrize(("lines", "is_release"), [(1, True), (2, False), (3, False)])
 def test_a_release_that_is_twice_as_near_as_the_merge_base_is_the_base(
     clone, resolved, monkeypatch, capsys, lines, is_release
