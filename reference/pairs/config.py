@@ -172,6 +172,7 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-token": _pair(_FULL, first_token=True),
     "pair-token-tight": _pair(_TIGHT, first_token=True),
     "pair-token-uncached": _pair(_TIGHT, replace(_TIGHT, caching=False), first_token=True),
+    "pair-token-window": _pair(replace(_FULL, groups=(_FAR,)), first_token=True),
     "pair-push": _pair(_FULL, push=True),
     "pair-host": _pair(_HOST),
     "pair-host-prefill": _pair(_HOST, _FULL),

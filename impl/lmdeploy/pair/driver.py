@@ -271,8 +271,8 @@ def _check_sizes(config: PairConfig) -> None:
     """Raise UnusableImplementation for sizes and an environment that LMDeploy has not as a pair."""
     for name in SERVERS:
         [group, *more] = config.of(name).groups
-        if more or group.window is not None or group.state or config.of(name).drafts:
-            raise UnusableImplementation("lmdeploy+pair: KV goes over with full attention alone")
+        if more or group.state or config.of(name).drafts:
+            raise UnusableImplementation("lmdeploy+pair: KV goes over without states and drafts")
     if config.prefill.groups != config.decode.groups:
         raise UnusableImplementation("lmdeploy+pair: both servers have blocks of one size")
     if not config.first_token or config.push or config.late or config.shared:
