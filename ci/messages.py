@@ -58,7 +58,7 @@ def messages(fault: KnownFault) -> dict[str, list[str]]:
     by_trace = {}
     for trace in fault.traces:
         own = SystemSpec.parse(_release_of_folder(trace)).version or newest
-        texts = [message(trace, each) for each in dict.fromkeys((fault.first, own, newest))]
+        texts = [message(trace, version) for version in dict.fromkeys((fault.first, own, newest))]
         if distinct := [*dict.fromkeys(filter(None, texts))]:
             by_trace[trace] = distinct
     return by_trace

@@ -99,7 +99,7 @@ class _Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count the seconds inside as this part; inside a phase other than driving, as that phase."""
-        phase = next((each for each in self._inside if each in _PHASES[1:]), name)
+        phase = next((phase_inside for phase_inside in self._inside if phase_inside in _PHASES[1:]), name)
         self._count(at_phase=name in _PHASES)
         self._inside.append(phase)
         try:

@@ -119,8 +119,8 @@ def replay(
             {"file": path, "releases": rows_of_trace} for (path, _), rows_of_trace in zip(traces, rows)
         ],
     }
-    for each in data["traces"]:
-        run_text.replays(out.console, each)
+    for replayed in data["traces"]:
+        run_text.replays(out.console, replayed)
     return out.end(data)
 
 

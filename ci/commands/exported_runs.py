@@ -38,7 +38,7 @@ def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = 
     about: the beginning of each line."""
     from impl.process.run_test import outcomes
 
-    ends = outcomes(*((each.root, each.release, [test]) for each in wanted), hook=hook)
+    ends = outcomes(*((target.root, target.release, [test]) for target in wanted), hook=hook)
     messages = []
     for each, (code, output) in zip(wanted, ends, strict=True):
         if code != each.code:

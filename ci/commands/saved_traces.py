@@ -145,7 +145,7 @@ class Saved:
                 if path not in self._there:
                     self._unsaid.add(path)
                 self._there[path] = trace
-            compared = [standings[each] for each in (first, *also) if each in standings]
+            compared = [standings[clause] for clause in (first, *also) if clause in standings]
             if path in self._unsaid and (self._base is None or len(compared) == 1 + len(also)):
                 self._unsaid.remove(path)
                 self._report([first, *also], compared)

@@ -101,7 +101,7 @@ def validate(
     from stateful_tests.watched.log_reader import NO_LOG
 
     if events:
-        rows = [mapping_row(each) for each in TABLE.values()]
+        rows = [mapping_row(mapping) for mapping in TABLE.values()]
         log_reports.events_table(out.console, rows)
         return out.end(rows)
     if not logs:

@@ -133,10 +133,10 @@ def check_system(
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))
                 had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
                 for way, of_way in zip(result.ways, reports):
-                    machines = (each for each in of_way["machines"] if each["examples"])
+                    machines = (machine for machine in of_way["machines"] if machine["examples"])
                     had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
-                    engine_ways.function_text(each, spec.way, undriven, had) for each in changed.missed
+                    engine_ways.function_text(missed, spec.way, undriven, had) for missed in changed.missed
                 )
         if changed is None and base is not None:
             changed = _name_differences(base, system, result.findings)
@@ -149,7 +149,7 @@ def check_system(
             base=base,
             changed=changed,
         )
-        endings = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        endings = [data["exit_code"], *(report["exit_code"] for report in reports)]
         data |= {"ways": reports, "exit_code": gravest(endings)}
 
     def save() -> None:
@@ -221,9 +221,9 @@ def _find_changes(
         return None
     # A function that is known to run only in other ways is not looked for in this one.
     wanted = [
-        each
-        for each in changed.missed
-        if each not in engine_ways.functions or engine_ways.runs(each, own_way)
+        function
+        for function in changed.missed
+        if function not in engine_ways.functions or engine_ways.runs(function, own_way)
     ]
     if not wanted:
         return changed

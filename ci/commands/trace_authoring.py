@@ -228,9 +228,9 @@ def _replay_fixture(file: str, trace: Trace, selector: SystemSelector, clause: s
         with unusable(f"{file}: ", authoring.NotPossible):
             return authoring.fixture(trace, system, healthy, clause)
     finally:
-        for each in (system, *healthy):
-            if each is not None:
-                each.close()
+        for replayed_system in (system, *healthy):
+            if replayed_system is not None:
+                replayed_system.close()
 
 
 @click.command()

@@ -169,10 +169,10 @@ def _undriven_entries() -> Iterable[SearchEntry]:
 
 
 def _out_of_scope_entries() -> Iterable[SearchEntry]:
-    for each in reporter_words().beyond:
-        row = _plain_row("-", f"{each.what}: {each.says}", "any", "not driven")
+    for report in reporter_words().beyond:
+        row = _plain_row("-", f"{report.what}: {report.says}", "any", "not driven")
         yield SearchEntry(
-            "beyond", "", row, {"says": f"{each.what} {each.words}", "more": each.says}
+            "beyond", "", row, {"says": f"{report.what} {report.words}", "more": report.says}
         )
 
 
@@ -239,11 +239,11 @@ def _synonyms(word: str) -> list[str]:
     """Return other words for a word, by any of its forms."""
     stem = _with_stems(word)
     return [
-        each
+        word
         for group in reporter_words().same
-        if any(_with_stems(each) == stem for each in group)
-        for each in group
-        if _with_stems(each) != stem
+        if any(_with_stems(word) == stem for word in group)
+        for word in group
+        if _with_stems(word) != stem
     ]
 
 

@@ -99,11 +99,11 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ]
     recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
-        f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |"
-        for each in kind.commands
-        if each.__name__ in can.commands
+        f"| `{kind_name(command)}` | {in_words(command)} | {_command_text(command)} |"
+        for command in kind.commands
+        if command.__name__ in can.commands
     ]
-    others = [f"`{kind_name(each)}`" for each in kind.commands if each.__name__ not in can.commands]
+    others = [f"`{kind_name(command)}`" for command in kind.commands if command.__name__ not in can.commands]
     refused = [f"Other systems of this kind also have {', '.join(others)}.", ""] if others else []
     sizes = _sizes_text(kind.config)
     names = ", ".join(f"`{_with_default(field)}`" for field in fields(kind.config))

@@ -52,7 +52,7 @@ def events(past: Past[PairMoment]) -> list[str]:
     stake = block_places.blocks_of(inner, on_server(past.now, server))
     sent = [_last_transfers(past, block) for block in sorted(stake)] if server == DECODE else []
     if any(sent):
-        return [each for each in sent if each]
+        return [text for text in sent if text]
     return block_places.events(_server_past(past, server, inner))
 
 
@@ -94,7 +94,7 @@ def wire(moment: PairMoment) -> Iterator[str]:
     for promise in facts.promises:
         if promise.held:
             readers = [
-                f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)
+                f"{reader.request} {reader.state.value}" for reader in facts.readers_of(promise.request)
             ]
             yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
     for job in facts.transfers:

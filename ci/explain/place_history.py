@@ -172,7 +172,7 @@ def _cursor_fate(
         _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
-    written = _kv_consequence(value, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    written = _kv_consequence(value, must) if ends and {cell.field for cell in off} == {_COMMITTED} else ""
     return f"{owners_text} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 

@@ -66,7 +66,7 @@ def sentence_case(text: str) -> str:
 def git_description(checkout: str) -> str:
     """Return git's name for the commit of a checkout, in brackets; nothing where git does not know it."""
     folder = Path(checkout).resolve()
-    if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
+    if not any((parent / ".git").exists() for parent in (folder, *list(folder.parents)[:2])):
         return ""
     with suppress(OSError, subprocess.SubprocessError):
         describe = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]

@@ -73,7 +73,7 @@ def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone:
 def _call_arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, tuple[str, bool]] | None:
     """Return the text of each parameter at a call, and whether it is a name or a constant; None where
     the two do not fit."""
-    parameters = [each.arg for each in function.args.args]
+    parameters = [argument.arg for argument in function.args.args]
     if function.args.vararg or function.args.kwonlyargs or call.keywords:
         return None
     missing = len(parameters) - len(call.args)

@@ -37,7 +37,7 @@ def page_place(run: RecordedRun, place: AtPage) -> Asserts | None:
     if len(owners) > 1:
         return _owned_twice_by_one(run, owners[0], pool)
     if not owners and not times_free:
-        holders = dict.fromkeys(_owner_text(each.holder) for each in run.after.facts.pools["full"].owned)
+        holders = dict.fromkeys(_owner_text(page.holder) for page in run.after.facts.pools["full"].owned)
         lines = [f"lost = {every_page} - {{*{free_list}}}"]
         for holder in holders:
             lines.append(f"lost -= pages_of(server, {_slots_expression(run, holder, pool)})")
@@ -146,7 +146,7 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
         lines.append(f"row = {run.row(holder_name, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
         return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
-    if any(isinstance(each, AtLock) for each in run.at):  # the position is in the locked prefix
+    if any(isinstance(place, AtLock) for place in run.at):  # the position is in the locked prefix
         tokens = f"history(server.sessions.get({quote(owner)}))"
         if holder_name != "slot":
             request = holder_name.removesuffix(run.holder)

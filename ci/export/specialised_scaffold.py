@@ -55,7 +55,7 @@ def _annotations(node: ast.arguments, offsets: "Offsets") -> Iterator[Edit]:
     """Return edits that remove the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
-    more = [each for each in (node.vararg, node.kwarg) if each is not None]
+    more = [parameter for parameter in (node.vararg, node.kwarg) if parameter is not None]
     parameters = zip([*several, *node.kwonlyargs, *more], [*defaults, *[None] * len(more)])
     for parameter, default in parameters:
         if parameter.annotation is not None:
@@ -77,7 +77,7 @@ def fill_lines(source: str) -> str:
 def _signature(match: re.Match[str]) -> str:
     """Return a function's first line, or lines."""
     indent, name, parameters = match.groups()
-    items = [each.strip() for each in parameters.split(",") if each.strip()]
+    items = [item.strip() for item in parameters.split(",") if item.strip()]
     one = f"{indent}{name}({', '.join(items)}):"
     if len(one) <= WIDTH:
         return one
@@ -99,7 +99,7 @@ def _fill_edits(source: str) -> Iterator[Edit]:
             for before, a, b in pieces
         ]
         too_long = max(map(len, text.split("\n"))) > WIDTH
-        if "\n" not in text or "#" in text or (any("\n" in each for each in items) and not too_long):
+        if "\n" not in text or "#" in text or (any("\n" in item for item in items) and not too_long):
             continue
         begin = source.rfind("\n", 0, begin_of_items) + 1
         indent = len(source[begin:]) - len(source[begin:].lstrip(" "))
@@ -122,7 +122,7 @@ def _bracket_items(node: ast.AST, offsets: "Offsets") -> tuple[list[tuple[str, A
         return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], offsets(node, end=False)
     if isinstance(node, ast.Call):
         items = sorted([*node.args, *node.keywords], key=lambda each: offsets(each, end=False))
-        return [("", each, each) for each in items], offsets(node.func, end=True)
+        return [("", item, item) for item in items], offsets(node.func, end=True)
     return [], 0
 
 
@@ -241,7 +241,7 @@ def _decided_edits(
                         end = end + 1
                     yield begin, end, code
             elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
-                named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                named = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
                 if named and named <= {*absent[name]} and not isinstance(getattr(node, "ctx", 0), ast.Store):
                     yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 

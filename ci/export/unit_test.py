@@ -338,7 +338,7 @@ def _with_message(line: str) -> list[str]:
     code = line.strip()
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [ast.get_source_segment(code, each) or "" for each in call.args]
+    values = [ast.get_source_segment(code, argument) or "" for argument in call.args]
     values = [*values[: 1 if kind in _OF_ONE_VALUE else 2], "message"]
     whole = f"{indent}{function}({', '.join(values)})"
     if len(whole) <= 100:

@@ -167,7 +167,7 @@ def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
         "elsewhere": mask.elsewhere,
         "times": sum(counted.values()),
         "traces": list(fault.traces),
-        "among": sorted({each for ids, _ in counted for each in ids} - {fault.id}),
+        "among": sorted({fault_id for ids, _ in counted for fault_id in ids} - {fault.id}),
         "instead": sorted({clause for _, clause in counted}.difference(fault.clauses)),
         "says": fault.says,
         "upstream": fault.upstream,

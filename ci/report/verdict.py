@@ -122,7 +122,7 @@ def driven_text(result: CheckResult) -> str:
     if result.examples:
         text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
     random = [machine for machine in result.machines if machine.examples and machine.name != CORPUS]
-    if presets := len({each.preset for each in random}):
+    if presets := len({run.preset for run in random}):
         text += f" of {_count_text(presets, 'preset')}"
     return f"{text}, {result.seconds:.1f} s"
 

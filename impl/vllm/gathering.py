@@ -46,9 +46,9 @@ class FactGatherer(EngineParts):
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
         if isinstance(self._mover, PoolOffloads):
-            for each in transfers_of(self.scheduler.connector.scheduler_manager):
-                name = self._names.get(each.request, "")
-                held = [block for block in each.blocks if block]  # the null block is not held
+            for transfer in transfers_of(self.scheduler.connector.scheduler_manager):
+                name = self._names.get(transfer.request, "")
+                held = [block for block in transfer.blocks if block]  # the null block is not held
                 if name in requests:
                     pinned += [(name, block) for block in held]
                 else:

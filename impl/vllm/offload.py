@@ -100,7 +100,7 @@ def offloading_scheduler(scheduler: Any) -> Any:
     others."""
     connectors = children(scheduler.connector)
     if len(connectors) > 1:
-        connectors = [each for each in connectors if type(each).__name__ == OFFLOADING]
+        connectors = [connector for connector in connectors if type(connector).__name__ == OFFLOADING]
     return connectors[0].connector_scheduler
 
 
@@ -148,7 +148,7 @@ def host_facts(
         *_submitted_jobs(transfers, connector._jobs, connector._jobs),
     )
     kept_chunks = chunks_of(manager)
-    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept_chunks))
+    keys = tuple(sorted(_key(*chunk, config, stamps, transfers.host) for chunk in kept_chunks))
     allocated = either(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",

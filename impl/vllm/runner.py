@@ -236,8 +236,8 @@ class ModelRunner:
     def discard(self, name: str, tokens: int) -> None:
         """Shorten a text to a number of tokens: the scheduler has dropped results that came from a failed
         load."""
-        for each in self.text[name]:
-            del each[tokens:]
+        for piece in self.text[name]:
+            del piece[tokens:]
 
     def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
         """Return the stamp before position `start`, followed by those of the tokens that are computed from

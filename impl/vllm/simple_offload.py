@@ -250,10 +250,10 @@ def _keys(
     for key, block in hashes_of(pool):
         pins = block.ref_cnt - waiting.count(block.block_id)
         yield _key(key, block.block_id, pins, mover, config, stamps)
-    for each in transfers_of(manager):
-        if each.load or not each.counts:
+    for transfer in transfers_of(manager):
+        if transfer.load or not transfer.counts:
             continue
-        for block, chunk in zip(each.blocks, each.chunks):
+        for block, chunk in zip(transfer.blocks, transfer.chunks):
             if (of_store := hash_of(manager, block, chunk)) is not None:
                 yield _key(of_store, chunk, -1, mover, config, stamps)
 
@@ -297,15 +297,15 @@ def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
     }
     numbers: dict[Any, int] = {}
     started = set()
-    for each in transfers_of(manager):
-        number = numbers[each.key] = mover.number(each.key)
-        started.add((each.load, each.event))
-        job = queued.get((each.load, each.event))
-        sent = each.event >= 0
-        parts = parts_of(manager, each.blocks, each.chunks, mover.transfers.blocks)
+    for transfer in transfers_of(manager):
+        number = numbers[transfer.key] = mover.number(transfer.key)
+        started.add((transfer.load, transfer.event))
+        job = queued.get((transfer.load, transfer.event))
+        sent = transfer.event >= 0
+        parts = parts_of(manager, transfer.blocks, transfer.chunks, mover.transfers.blocks)
         copied = sent and (job is None or job.copied)
         yield Transfer(
-            number, each.load, parts, sent, copied, sent and job is None, stale=not each.counts
+            number, transfer.load, parts, sent, copied, sent and job is None, stale=not transfer.counts
         )
     for key, job in queued.items():
         if key not in started:
@@ -323,25 +323,25 @@ def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -
     for name, state in manager._reqs_to_store.items():
         if name not in known and not state.store_events:
             yield f"request {_base_name(name)}"
-    events = {each.event for each in moving if not each.load}
+    events = {transfer.event for transfer in moving if not transfer.load}
     yield from (f"store {event}" for event in manager._store_event_to_reqs if event not in events)
-    loading = {each.request for each in moving if each.load}
+    loading = {transfer.request for transfer in moving if transfer.load}
     for event, names in manager._load_event_to_reqs.items():
         yield from (f"load {event} of {_base_name(name)}" for name in names if name not in loading)
-    stored = {block for each in moving if not each.load for block in each.blocks}
+    stored = {block for transfer in moving if not transfer.load for block in transfer.blocks}
     marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
     yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
     worker = mover.worker.worker_handler
     if not at_rest:
         return
-    for each in moving:
+    for transfer in moving:
         pending = worker._pending_store_event_indices
-        if each.load:
+        if transfer.load:
             pending = worker._pending_load_event_indices
-        is_reported = not each.load and each.event in worker._completed_store_events
-        if each.event >= 0 and each.event not in pending and not is_reported:
-            kind = "load" if each.load else "store"
-            yield f"{kind} {each.event}, which has ended"
+        is_reported = not transfer.load and transfer.event in worker._completed_store_events
+        if transfer.event >= 0 and transfer.event not in pending and not is_reported:
+            kind = "load" if transfer.load else "store"
+            yield f"{kind} {transfer.event}, which has ended"
 
 
 def _base_name(name: str) -> str:

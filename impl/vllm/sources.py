@@ -106,7 +106,7 @@ def foreign_keys(
         by_key.setdefault(place.key, []).append(place)
     for name, request in scheduler.requests.items():
         text = text_of(request)
-        for key in (bytes(each)[-16:] for each in request.block_hashes):
+        for key in (bytes(block_hash)[-16:] for block_hash in request.block_hashes):
             for place in by_key.get(key, ()):
                 found_origin = stamps.origin_in(key, place.stamps)
                 if found_origin is None:

@@ -91,7 +91,7 @@ class VLLMSystem(WorkerSystem):
             self.remark = parts.driving_text(checkout_facts, self.root)
         if pair and path is not None:
             kept = {*KEPT_BY_WORKER, *KEPT_BY_SCHEDULER, *KEPT_BY_CORE}
-            lost = {each.name for each in lost_names("vllm", self.root, self.release)} & kept
+            lost = {lost_name.name for lost_name in lost_names("vllm", self.root, self.release)} & kept
             self.doubts += tuple(
                 f"this tree has no {name}: what is kept there is not seen" for name in sorted(lost)
             )

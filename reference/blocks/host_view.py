@@ -86,7 +86,7 @@ class HostView:
         if host is None:
             return
         copies = [(key, host.memory[key.chunk]) for key in host.keys if key.pins >= 0]
-        copies += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
+        copies += [(HostKey(STORED, chunk.group, chunk.stamps, 0), chunk.memory) for chunk in host.stored]
         for key, memory in copies:
             for index in range(self.config.chunk_blocks):
                 if (copy := self._stored_block(key, index, memory)) is not None:

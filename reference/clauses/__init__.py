@@ -66,12 +66,12 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     fails.
     """
     failures: list[tuple[Clause, Any]] = []
-    for each in about(step, waived):
-        failure = each.check(step)
-        if failure is None or (failures and each.id == "REF-1"):
+    for clause in about(step, waived):
+        failure = clause.check(step)
+        if failure is None or (failures and clause.id == "REF-1"):
             continue
-        failures.append((each, failure))
-        if each.id in ("OUT-1", "SES-2"):
+        failures.append((clause, failure))
+        if clause.id in ("OUT-1", "SES-2"):
             break
     return by_cause(failures)
 
@@ -82,5 +82,5 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return the clauses that fail in the state left by a system that has failed, the headline first."""
-    clauses = [each for each in about(step, waived) if each.id in _WHEREVER_IT_ENDS]
+    clauses = [clause for clause in about(step, waived) if clause.id in _WHEREVER_IT_ENDS]
     return [(clause, failure) for clause in clauses if (failure := clause.check(step)) is not None]

@@ -243,7 +243,7 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
         assert states is not None
         stamps = _stamps(request.computed_text)
         lengths = [length, *_lengths_in_flight(step, request, length)]
-        if states.stamp(slot) not in [stamp_after(stamps, each) for each in lengths]:
+        if states.stamp(slot) not in [stamp_after(stamps, length) for length in lengths]:
             expected = (
                 f"slot {slot} has the state of {request.name} after its first {length} tokens"
             )

@@ -180,7 +180,7 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
             first = _first_difference(expected, actual)
             due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (
-                f"in {each or 'no session'}" for each in (request.session, facts.session)
+                f"in {session or 'no session'}" for session in (request.session, facts.session)
             )
             return failure(
                 f"{request.name}: session {request.session}, {due}",

@@ -216,10 +216,10 @@ class PairRecord:
         if isinstance(command, Shake) and command.fails:
             # Of a recurrent model D may have had all itself, and no way yet to tell P.
             over = () if self.config.recurrent else (ReaderState.READ,)
-            self.faulted |= {each.of for each in before.readers if each.state not in over}
+            self.faulted |= {reader.of for reader in before.readers if reader.state not in over}
         elif isinstance(command, Lose):
             name = before.under_way[command.at].reader
-            self.faulted |= {each.of for each in before.readers if each.request == name}
+            self.faulted |= {reader.of for reader in before.readers if reader.request == name}
         elif isinstance(command, Deliver):
             message = next(each for each in before.messages if each.to == command.server)
             self._renewed |= {*message.requests} if message.renews else set()

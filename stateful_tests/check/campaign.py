@@ -138,7 +138,7 @@ class _Campaign:
         }
         result.machines = list(machines.values())
         self.lines = sum(
-            planned_runs(self.system, self.plan, each) for each in machines if each.machine == CORPUS
+            planned_runs(self.system, self.plan, planned) for planned in machines if planned.machine == CORPUS
         )
         if self.plan.examples is None:
             result.asked = self.plan.commands

@@ -194,7 +194,7 @@ class Finder:
         a trace already."""
         if clause in self._caught:
             return []  # its own trace may get smaller than these
-        others = [self._caught[each] for each in violation.clauses if each in self._caught]
+        others = [self._caught[clause] for clause in violation.clauses if clause in self._caught]
         mode = self._shrinking[clause].trace.mode
         return [caught.trace for caught in others if caught.trace.mode is mode]
 
@@ -287,10 +287,10 @@ class Finder:
             self._searches[clause] += 1
         system = self.system
         found_after_s = time.monotonic() - self.started
-        for each in earlier_catches:
-            if each.needs is None:
-                each.needs = needs(system, each.trace, clause)
-        needed = [each.needs or () for each in earlier_catches] + needs_of(masks, clause)
+        for catch in earlier_catches:
+            if catch.needs is None:
+                catch.needs = needs(system, catch.trace, clause)
+        needed = [catch.needs or () for catch in earlier_catches] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
         prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)

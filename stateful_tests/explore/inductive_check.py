@@ -91,7 +91,7 @@ class InductiveStepCheck:
     def look_for(self, reached: Iterable[str]) -> None:
         """Note from now on which situations of clauses are reached, but for those that were."""
         self.reached = set()
-        self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
+        self._missing = {*CLAUSES.values()} - {CLAUSES[clause] for clause in reached}
 
     @property
     def seeks_refusals(self) -> bool:

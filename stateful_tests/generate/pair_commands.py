@@ -81,7 +81,7 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
     """Draw sizes of a pair with recurrent layers: both servers publish and keep the same, and have room
     of their own. D may have blocks of twice as many tokens, or go without prefix caching: a request
     then has one state, whatever its length."""
-    prefill, decode = (draw_engine_config(source, each) for each in (like.prefill, like.decode))
+    prefill, decode = (draw_engine_config(source, server) for server in (like.prefill, like.decode))
     groups = tuple(
         replace(group, window=group.window and max(2, group.window)) for group in prefill.groups
     )
@@ -231,7 +231,7 @@ def _command_weights(
         weights[Advance, server] = weight_if(server not in facts.idle, 10 if server == DECODE else 8)
         weights[Serve, server] = weight_if(room, profile.own)
         weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
-        has_mail = any(each.to == server for each in facts.messages)
+        has_mail = any(message.to == server for message in facts.messages)
         weights[Deliver, server] = weight_if(has_mail, network + 1)
         weights[Write, server] = weight_if(record.config.push, 6)
         if record.config.of(server).host_chunks:
@@ -251,7 +251,7 @@ def _forwardable_answers(record: PairRecord, facts: PairFacts, profile: PairProf
     if record.config.push:
         asked = [name for name in facts.prefill.requests if name in record.asked]
         return [name for name in asked if not facts.readers_of(name)]
-    known = [each.request for each in facts.promises if each.request not in record.dropped]
+    known = [promise.request for promise in facts.promises if promise.request not in record.dropped]
     most = 2 if record.config.shared else 1
     return [name for name in known if len(facts.readers_of(name)) < most]
 
@@ -327,7 +327,9 @@ def pair_finale(record: PairRecord, facts: PairFacts) -> PairCommand | None:
     if record.config.push:
         for name in SERVERS:
             # The thread of a server whose loop rests has as many turns as that of the other one.
-            turns = outcomes[Advance, name] if name in awake else max(outcomes[Write, each] for each in awake)
+            turns = outcomes[Advance, name]
+            if name not in awake:
+                turns = max(outcomes[Write, server] for server in awake)
             if outcomes[Write, name] <= turns:
                 return Write(name)
     return Advance(min(awake, key=lambda name: outcomes[Advance, name]))

@@ -188,9 +188,9 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
         size = config.groups[group].block_size
         if group >= 0 and not config.groups[group].state and len(slots) != size:
             return f"view().memory[{block}]: {len(slots)} stamps, where a block of group {group} has {size}"
-    for each in facts.published:
-        if not 0 <= each.group < groups:
-            return f"view().published: group {each.group}, where there are {groups}"
+    for entry in facts.published:
+        if not 0 <= entry.group < groups:
+            return f"view().published: group {entry.group}, where there are {groups}"
     return ""
 
 

@@ -63,7 +63,7 @@ class MachineTarget:
     def is_new(self, trace: Trace, violation: Violation) -> bool:
         """Return whether the base does not show this violation at the end of this trace."""
         asked = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
-        return any(each.stands is not Standing.KNOWN for each in asked)
+        return any(finding.stands is not Standing.KNOWN for finding in asked)
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:

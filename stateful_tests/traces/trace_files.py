@@ -100,7 +100,7 @@ def _nearest_names(name: str, names: Iterable[str]) -> list[str]:
     if close := get_close_matches(name, names, 2):
         return close
     words = {*re.split(r"[^a-z]+", name)} - {"a", "an", "the", "of", "is", ""}
-    shared = {each: len(words & {*each.split("_")}) for each in names}
+    shared = {known_name: len(words & {*known_name.split("_")}) for known_name in names}
     best = max(shared.values(), default=0)
     return sorted((each for each, count in shared.items() if count == best > 0), key=len)[:3]
 

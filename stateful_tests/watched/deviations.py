@@ -264,7 +264,7 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
     name = _FAULT_OF_NOTE.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
-    abort_fails = any(each.what == "abort" and each.side == DECODE and each.fails for each in choices)
+    abort_fails = any(choice.what == "abort" and choice.side == DECODE and choice.fails for choice in choices)
     if config.host_backup and config.decode_tree and not config.decode_hicache:
         if key.startswith(("PD-2 D", "PD-4", "PRO-1")):  # all these wait for the room that it keeps
             name = "retraction-pool-locks-the-tree"

@@ -178,7 +178,7 @@ class LogFollower:
         result = self.result
         result.skipped[missing] += 1
         since = result.mismatches[self.step.judged :]
-        result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
+        result.mismatches[self.step.judged :] = [mismatch for mismatch in since if mismatch.known is not None]
         self.follows = False
         self.skipping = AFTER_A_GAP
 

@@ -162,9 +162,9 @@ def requirements(site: Path) -> list[str]:
     plain."""
     stated = PathDistribution(next(site.glob("sglang-*.dist-info"))).requires or []
     wanted = {
-        _name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each
+        _name(line): line for line in stated if _name(line) in _PLAIN and "extra ==" not in line
     }
-    return [*sorted(wanted.values()), *(each for each in _BESIDES if _name(each) not in wanted)]
+    return [*sorted(wanted.values()), *(line for line in _BESIDES if _name(line) not in wanted)]
 
 
 def _name(requirement: str) -> str:

@@ -200,13 +200,13 @@ class FakeModel:
         for lane in lanes:
             self._continues(lane)
         stamps = [
-            self.states.fold(each.request.rid, each.row, _stamped_tokens(each.tokens, each.start))
-            for each in lanes
+            self.states.fold(entry.request.rid, entry.row, _stamped_tokens(entry.tokens, entry.start))
+            for entry in lanes
         ]
         if batch.mamba_track_mask is not None:
             extends = batch.forward_mode.is_extend()
             track = batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens
-            for at, (mask, slot) in enumerate(zip(*(each.tolist() for each in track[:2]))):
+            for at, (mask, slot) in enumerate(zip(*(column.tolist() for column in track[:2]))):
                 # hybrid_linear_attn_backend.py, _init_track_ssm_indices: the last whole chunk
                 if mask:
                     length = int(track[2][at]) - lanes[at].start if extends else 1
@@ -223,7 +223,7 @@ class FakeModel:
         spec_utils.prepare_mamba_track_for_verify(batch)
         for lane in lanes:
             self._continues(lane)
-        own = [self.states.stamp_of(each.row) for each in lanes]
+        own = [self.states.stamp_of(entry.row) for entry in lanes]
         stamps = [
             chained(_stamped_tokens(each.tokens, each.start), stamp)
             for each, (_, stamp) in zip(lanes, own)

@@ -305,8 +305,8 @@ class DecodeSide(OnServer):
             return TierRequestState.FAILS if each.kv_receiver.state == failed else state
 
         return [
-            *((each.req, or_fails(each, waits(each))) for each in queue.queue),
-            *((each.req, or_fails(each, TierRequestState.RECEIVES)) for each in transfers.queue),
+            *((entry.req, or_fails(entry, waits(entry))) for entry in queue.queue),
+            *((entry.req, or_fails(entry, TierRequestState.RECEIVES)) for entry in transfers.queue),
             *((entry[0].req, TierRequestState.HELD) for entry in transfers._deferred_releases),
             *((req, TierRequestState.RETRACTED) for req in queue.retracted_queue),
             *((req, TierRequestState.RECEIVED) for req in self.loop.waiting_queue),

@@ -73,7 +73,7 @@ class DecodeGatherer(_RoleGatherer):
         requests = []
         rooms = set()
         states = {id(req): state for req, state in side.where()}
-        token_rows = {id(each.req): each.metadata_buffer_index for each in side.transfers.queue}
+        token_rows = {id(entry.req): entry.metadata_buffer_index for entry in side.transfers.queue}
         token_rows |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
         for name, turn in side.arrivals.items():
             req = turn.req

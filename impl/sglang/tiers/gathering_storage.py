@@ -38,7 +38,7 @@ class StorageGatherer:
             states.setdefault(id(operation), (operation, state))
         for asked in self.cache.ongoing_prefetch.values():
             states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
-        operations = [self._operation(*each) for each in states.values()]
+        operations = [self._operation(*operation) for operation in states.values()]
         known = {operation.id for operation, _ in states.values()}
         for number in self.cache.ongoing_backup.keys() - known:
             operations.append(

@@ -245,7 +245,7 @@ class PrefillSide(OnServer):
         for turn, tokens in self._batch:
             req = turn.req
             goes_on = req is loop.chunked_req
-            if not goes_on and all(req is not each for each in loop.waiting_queue):
+            if not goes_on and all(req is not queued for queued in loop.waiting_queue):
                 continue  # it has failed, or was aborted
             if goes_on:
                 req.init_next_round_input()

@@ -195,7 +195,7 @@ class Hashes:
 def _pack_page(page: Sequence[int], bigram: bool) -> bytes:
     """Return the elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
     tokens = (
-        [half for each in page for half in (each >> TOKEN_BITS, second_of(each))]
+        [half for token in page for half in (token >> TOKEN_BITS, second_of(token))]
         if bigram
         else page
     )
@@ -270,7 +270,7 @@ class Storage:
         controller = self.cache.cache_controller
         names = "prefetch_queue", "prefetch_buffer", "backup_queue"
         waiting = sum(getattr(controller, name).qsize() for name in names)
-        return not waiting and all(each.operation is None for each in IOThread.known.values())
+        return not waiting and all(thread.operation is None for thread in IOThread.known.values())
 
     def go_on(self, body: str, pages: int) -> None:
         self.thread(body).go_on(pages)

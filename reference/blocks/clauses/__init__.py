@@ -29,9 +29,9 @@ def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, 
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause)."""
     failures = []
-    for each in BLOCK_CLAUSES.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            failures.append((each, failure))
+    for clause in BLOCK_CLAUSES.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            failures.append((clause, failure))
     return by_cause(failures)
 
 

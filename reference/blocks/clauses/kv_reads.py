@@ -210,7 +210,7 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     texts = {note.lane.request: note.stamps for note in step.lanes}
     named: set[int] = set()
     if not step.after.merges and step.lanes:
-        named = {each.block for each in {*step.before.published} & {*step.after.published}}
+        named = {entry.block for entry in {*step.before.published} & {*step.after.published}}
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):

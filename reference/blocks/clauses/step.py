@@ -111,7 +111,7 @@ class BlockStep(HostView):
         if not isinstance(command, Add) or (self.refused and not refused):
             return None
         length = prompt_len(command.prompt) + command.tokens
-        sane = length >= 1 <= command.max_tokens and all(each.tokens for each in command.prompt)
+        sane = length >= 1 <= command.max_tokens and all(piece.tokens for piece in command.prompt)
         never = f"its prompt leaves no output in {most} tokens" if length >= most else ""
         fits = sane and self.config.has_room_for(length + command.max_tokens)
         return Admission(command.request, never, fits, refused)
@@ -120,9 +120,9 @@ class BlockStep(HostView):
         """Return whether the block's content before the command matched its hashes."""
         owner, slots = self.before.memory[block]
         return all(
-            (owner, slots[: len(each.stamps)]) == (each.group, each.stamps)
-            for each in self.before.published
-            if each.block == block
+            (owner, slots[: len(entry.stamps)]) == (entry.group, entry.stamps)
+            for entry in self.before.published
+            if entry.block == block
         )
 
     def held_tables(self) -> Iterator[tuple[str, Bearer, Table]]:

@@ -43,12 +43,12 @@ def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, F
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause). A clause that fails on both servers has the failure of the first."""
     failures: dict[str, tuple[Clause, Failure]] = {}
-    for each in OF_PAIRS.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            failures[each.id] = each, failure
+    for clause in OF_PAIRS.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            failures[clause.id] = clause, failure
     for server, side in step.sides.items():
-        for each, failure in broken_on_server(side, {*waived, *_elsewhere(step.config, server)}):
-            failures.setdefault(each.id, (each, on_server(server, failure)))
+        for clause, failure in broken_on_server(side, {*waived, *_elsewhere(step.config, server)}):
+            failures.setdefault(clause.id, (clause, on_server(server, failure)))
     return by_cause(list(failures.values()))
 
 

@@ -26,7 +26,7 @@ def broken(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, F
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause)."""
     found = []
-    for each in TIER_CLAUSES.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            found.append((each, failure))
+    for clause in TIER_CLAUSES.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            found.append((clause, failure))
     return by_cause(found)

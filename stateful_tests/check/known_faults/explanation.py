@@ -104,7 +104,7 @@ def explaining_masks(
     headline, *others = (
         beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
     )
-    if all(each.stands is Standing.KNOWN for each in (headline, *others)):
+    if all(finding.stands is Standing.KNOWN for finding in (headline, *others)):
         return headline.under
     if base is not None and not system.capabilities.system_kind.schedules:
         return []
@@ -192,7 +192,7 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
     prompt, one of received prompts needs none."""
     if len(masks) == 1:
         return masks[0]
-    known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
+    known = [(*shown, mask) for mask in masks for shown in mask.traces_of(clause)]
     needed_by_known = {need for _, needed, _ in known for need in needed}
     needed = {*needs(system, trace, clause, needed_by_known)}
 
@@ -201,7 +201,7 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
         return {*needs_of_own} <= needed, len(needs_of_own)
 
     most = max(map(shared, known))
-    best = [each for each in known if shared(each) == most]
+    best = [candidate for candidate in known if shared(candidate) == most]
     if len({id(mask) for *_, mask in best}) == 1:
         return best[0][2]
     here = possible_needs(system, trace)

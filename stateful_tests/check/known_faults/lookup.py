@@ -174,12 +174,12 @@ class Lookup:
         """Return the observations of a trace on the releases, the nearest first."""
         shown = self._shown[trace]
         told = LookedUp(
-            conform=sum(each.what is Shows.CONFORMS for each in shown),
-            violate=tuple(each.release for each in shown if each.what is Shows.CLAUSE),
-            driven=sum(each.what is not Shows.UNDRIVEN for each in shown),
+            conform=sum(behaviour.what is Shows.CONFORMS for behaviour in shown),
+            violate=tuple(behaviour.release for behaviour in shown if behaviour.what is Shows.CLAUSE),
+            driven=sum(behaviour.what is not Shows.UNDRIVEN for behaviour in shown),
             left=self._left.get(trace, 0),
         )
-        faulty = next((each for each in shown if each.what is Shows.FAULT), None)
+        faulty = next((behaviour for behaviour in shown if behaviour.what is Shows.FAULT), None)
         if faulty is None:
             return told._replace(alike=self._fault_of_tree_and_base(trace))
         fault = known_faults()[faulty.fault]
@@ -257,7 +257,7 @@ def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> st
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
     """Return whether a release has shown a known fault."""
-    return any(each.fault for each in seen)
+    return any(finding.fault for finding in seen)
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
@@ -294,7 +294,7 @@ def behaviour_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
             run.violation.with_headline(clause),
             run.violation,
         )  # what comes with a known fault is a part of it
-        faults = (known_fault(system, replace(run, violation=each)) for each in headed)
+        faults = (known_fault(system, replace(run, violation=violation)) for violation in headed)
         fault = next(filter(None, faults), None)
     except UnusableImplementation:
         return nothing

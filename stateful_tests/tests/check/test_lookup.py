@@ -63,8 +63,8 @@ def check_tree(tree, kind, base=TorchKV):
     chosen = Base(before, kind)
     result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
-    for each in data["findings"]:
-        each["not_saved"] = "not saved"
+    for finding in data["findings"]:
+        finding["not_saved"] = "not saved"
     check_text.check(out := text_output.console(io.StringIO()), data)
     return result, data, " ".join(out.file.getvalue().split())
 
@@ -162,7 +162,7 @@ def test_a_known_fault_of_tree_and_base_that_no_release_shows_is_named_and_new(m
 
 @pytest.mark.parametrize(("breaks", "alike"), [("KeyError: N", True), ("IndexError: none", False)])
 def test_a_failure_is_like_a_known_one_that_breaks_the_base_with_the_same_text(breaks, alike, monkeypatch):
-    fault = next(each for each in known_faults().values() if "BROKEN" in each.clauses)
+    fault = next(known_fault for known_fault in known_faults().values() if "BROKEN" in known_fault.clauses)
     trace = Trace(PRESETS["page1"], Mode.FREE, (), clause="BROKEN")
     failed = Violation("BROKEN", 0, Failure("done", "KeyError: 7 at a.py:3"))
     monkeypatch.setattr(lookup, "replay", lambda *_: Run("tree", trace, (), failed))

@@ -79,7 +79,7 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
     data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known_masks)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
-    [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
+    [first] = [known for known in data["known"] if known["id"] == "retract-ends-turn"]
     assert first["masked"]
     assert first["times"]
     assert first["state"] == "still there"
@@ -99,7 +99,7 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     assert not rejected_turns(finding.run)
     assert known_fault(system, finding.run) is None
     found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
-    assert [each.name for each in found] == ["SES-2"] and not found[0].old
+    assert [clause.name for clause in found] == ["SES-2"] and not found[0].old
     assert replay(THREE, found[0].run.trace).violation is None  # a smaller trace keeps the witness
 
 

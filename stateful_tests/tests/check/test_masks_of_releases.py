@@ -188,11 +188,11 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in explaining_masks(system, base, known_masks, trace, violation)] == [
+        assert [mask.fault.id for mask in explaining_masks(system, base, known_masks, trace, violation)] == [
             fault
         ]
     assert fault in {
-        each.fault.id for each in explaining_masks(system, system, known_masks, trace, violation)
+        mask.fault.id for mask in explaining_masks(system, system, known_masks, trace, violation)
     }
     short = [
         replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known_masks

@@ -88,7 +88,7 @@ def test_renamed_names_are_told_together(name, release, names, renamed):
     with pytest.raises(UnusableImplementation) as refused:
         resolve(name, checkout=str(checkout))
     message = str(refused.value)
-    assert f"taken for {release}" in message and all(each in message for each in names), message
+    assert f"taken for {release}" in message and all(name in message for name in names), message
 
 
 def test_names_that_only_one_way_has_refuse_no_other_way(renamed):
@@ -119,7 +119,7 @@ def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
         root = resolve(f"{engine}=={sketch.releases[-1]}").root
     except UnusableImplementation as error:
         pytest.skip(str(error))
-    ways_in_sketch = {each.name: each.ways for each in sketch.names}
+    ways_in_sketch = {used.name: used.ways for used in sketch.names}
     now = names_given_to_releases(engine, names_with_defaults(root / file for file in sketch.files))
     assert {name: now.get(name) for name in ways_in_sketch} == ways_in_sketch
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
@@ -153,8 +153,8 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.write("engine", NameSketch(("1.0", "2.0", "3.0"), ("a.py", "b.py"), names))
     assert used_names.read("engine").names == names
     (tmp_path / "a.py").write_text("other = 1\n")
-    assert [each.name for each in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
-    assert [each.name for each in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
+    assert [lost.name for lost in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
+    assert [lost.name for lost in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
     near = Nearest("2.0", 7)
     [missing] = used_names.not_given("engine", tmp_path, near)
     assert missing.what == "there is no always"  # the tree may be older than the new name

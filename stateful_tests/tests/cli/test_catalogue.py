@@ -185,7 +185,7 @@ def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     assert heads == [f"{heading}:" for heading in CHECK_OPTIONS]
     # Options of several checkouts stand in one line, of which this finds the first.
     options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition(heads[0])[2], re.MULTILINE)
-    for name in [each for names in CHECK_OPTIONS.values() for each in names]:
+    for name in [option for names in CHECK_OPTIONS.values() for option in names]:
         assert options.count(name) == 1, name
 
 

@@ -60,4 +60,4 @@ def test_every_clause_is_checked(monkeypatch):
 def test_nothing_is_asked_of_a_refused_command():
     step = [*steps(LIFE)][-1]
     refused = replace(step, refused=True, after=FORGOTTEN, before=FORGOTTEN)
-    assert [each for each in OF_PAIRS.values() if each.check(refused) is not None] == []
+    assert [clause for clause in OF_PAIRS.values() if clause.check(refused) is not None] == []

@@ -80,7 +80,7 @@ def test_an_engine_by_itself_has_one_connector():
 @pytest.mark.parametrize("name", HOSTS)
 def test_drawn_sizes_differ_and_keep_host_memory_where_it_is(name):
     drawn = [draw_pair_config(RandomChoices(seed), HOSTS[name]) for seed in range(20)]
-    assert {each.with_host for each in drawn} == {HOSTS[name].with_host}
+    assert {pair_config.with_host for pair_config in drawn} == {HOSTS[name].with_host}
     assert len({*drawn}) > 10
 
 

@@ -29,7 +29,7 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     system = ReferenceSystem()
     state = model.initial(geometry)
     system.reset(geometry)
-    scripts = (script(each) if isinstance(each, str) else (each,) for each in commands)
+    scripts = (script(command) if isinstance(command, str) else (command,) for command in commands)
     for command in (command for commands_of_script in scripts for command in commands_of_script):
         before = facts_of(system.view(), geometry)
         was = state

@@ -5,7 +5,7 @@ import pytest
 from ci import cli
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases, ways_of
 
-REPORTS = sorted(each for each in (FOLDER / "reports").glob("*.md") if each.stem != "README")
+REPORTS = sorted(path for path in (FOLDER / "reports").glob("*.md") if path.stem != "README")
 
 
 def without_versions(text: str) -> str:

@@ -302,11 +302,11 @@ def test_a_waived_clause_is_not_evaluated():
 
 def test_each_reported_fault_is_shown_or_planted():
     planted = planted_faults("tiers/faults.toml")
-    for each in upstream_reports():
-        assert not each.planted or each.planted in planted, each.numbers
-        known = [known_faults()[fault] for fault in each.faults]
+    for report in upstream_reports():
+        assert not report.planted or report.planted in planted, report.numbers
+        known = [known_faults()[fault] for fault in report.faults]
         said = {number for fault in known for number in (*fault.reports, *fault.cause)}
-        assert not said or {*each.numbers} <= said, each.numbers
+        assert not said or {*report.numbers} <= said, report.numbers
 
 
 @pytest.mark.parametrize(

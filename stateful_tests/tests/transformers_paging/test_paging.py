@@ -123,8 +123,8 @@ def test_children_share_whole_blocks_and_have_a_copy_of_the_last(system):
     assert run.rows[1].tree[0] == "r1 computes [0, 5)"  # all but the last token
     blocks = [line.split("blocks ")[1].split() for line in run.rows[2].tree if "blocks" in line]
     blocks += [run.rows[1].tree[1].split("blocks ")[1].split()]
-    assert len({tuple(each[:2]) for each in blocks}) == 1
-    assert len({each[2] for each in blocks}) == 3
+    assert len({tuple(block[:2]) for block in blocks}) == 1
+    assert len({block[2] for block in blocks}) == 3
     ends = [line for line in run.rows[-1].tree if "ends: length" in line]
     assert [line.split()[0] for line in ends] == ["r1", "r1.0", "r1.1"]
 

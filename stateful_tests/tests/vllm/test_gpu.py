@@ -54,7 +54,7 @@ def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
         batch = RunBatch(with_stated_sizes(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:
             commands += done
-            texts = [text for each in found if (text := broken(each))]
+            texts = [text for result in found if (text := broken(result))]
             assert [text for text in texts if not KNOWN.match(text)] == []
     system.close()
     launches = json.loads(system.counts.read_text())

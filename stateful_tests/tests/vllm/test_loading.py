@@ -234,4 +234,4 @@ def test_sampled_tokens_are_arrays_where_a_release_has_them_so(monkeypatch):
     monkeypatch.setattr(
         bare_scheduler.importlib, "import_module", lambda n: {"numpy": numpy}.get(n, module)
     )
-    assert [each.tolist() for each in results({"r1": [5], "r2": []}).sampled] == [[5], []]
+    assert [tokens.tolist() for tokens in results({"r1": [5], "r2": []}).sampled] == [[5], []]

@@ -35,7 +35,7 @@ def block(number, refs=0, key=None):
 def pool(*blocks, free=()):
     """Return a pool of these blocks behind its null block. free: numbers in its queue."""
     every = [block(0), *blocks]
-    found = {each.block_hash: each for each in blocks if each.block_hash}
+    found = {block.block_hash: block for block in blocks if block.block_hash}
     queue = Queue(every[number] for number in free)
     return Bag(blocks=every, cached_block_hash_to_block=Bag(_cache=found), free_block_queue=queue)
 

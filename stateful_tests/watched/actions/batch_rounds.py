@@ -156,7 +156,7 @@ def check_output_count(
     if request.phase not in IN_BATCH:
         return
     follower.result.compared += 1
-    most = request.output - sum(each.counted for each in in_flight)
+    most = request.output - sum(batch.counted for batch in in_flight)
     least = most
     if not follower.tells_results:
         least -= follower.header.overlap  # one round may be in flight

@@ -140,7 +140,7 @@ class Population:
             config, candidate = self._with_priorities(preempting, config, candidate)
         if config.storage and number % 8 != SESSIONS_AT:
             candidate = tuple(
-                replace(each, session=False, resends=each.session or each.resends) for each in candidate
+                replace(one, session=False, resends=one.session or one.resends) for one in candidate
             )
         return config, candidate, choices.upto((1 << 30) - 1)
 
@@ -173,7 +173,7 @@ class Population:
         something."""
         for triple in triples(self._config):
             shown_by = [AT_WORK[name] for name, on in triple if on and name in AT_WORK]
-            done = all(reached.get(each) for each in shown_by)
+            done = all(reached.get(situation) for situation in shown_by)
             (self._at_work if done else self._in_vain)[triple] += 1
 
     def _news(self, config: Config) -> float:

@@ -151,8 +151,8 @@ def with_operators(choices: Choices, clients: tuple[Client, ...], config: Config
     early = clients[:half]
     late = clients[half:]
     if config.storage:
-        names = {each.name for each in late}
-        late = tuple(each if each.after in names else replace(each, after="o1") for each in late)
+        names = {client.name for client in late}
+        late = tuple(client if client.after in names else replace(client, after="o1") for client in late)
         # The abort should come while late clients wait for the storage.
         start = between(choices, 2, 14)
         operators += (Client("o5", start, (), session=False, operator="abort", after="o1"),)

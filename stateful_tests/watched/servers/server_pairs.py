@@ -197,7 +197,7 @@ def environment(
     """Draw the events for these clients' requests."""
     if kind == "calm":
         return ()
-    turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
+    turns = {f"{client.name}.{at}": turn for client in asking for at, turn in enumerate(client.turns, 1)}
     events: list[NetworkChoice] = []
     for name, turn in turns.items():
         events += _rests(choices, name)
@@ -267,7 +267,7 @@ def choices_about(
     asking: Sequence[Client], choices: Sequence[NetworkChoice]
 ) -> tuple[NetworkChoice, ...]:
     """Return the choices that are about these clients' requests, or about none."""
-    names = {f"{each.name}.{index}" for each in asking for index in range(1, 1 + len(each.turns))}
+    names = {f"{client.name}.{index}" for client in asking for index in range(1, 1 + len(client.turns))}
     return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 

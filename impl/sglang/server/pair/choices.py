@@ -90,7 +90,7 @@ class NetworkChoices:
 
     def steps(self, what: str, request: str = "", side: str = "", number: int = 1) -> int:
         """Return the number of steps that a thing rests."""
-        return sum(each.steps for each in self.of(what, request, side, number))
+        return sum(choice.steps for choice in self.of(what, request, side, number))
 
 
 def harms(choices: Iterable[NetworkChoice]) -> bool:

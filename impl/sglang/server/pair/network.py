@@ -90,7 +90,7 @@ class PlayedNetwork:
         """Begin a step: copy blocks that come late."""
         self.step += 1
         self.seconds += STEP_S
-        for late in [each for each in self._late if each.due <= self.step]:
+        for late in [message for message in self._late if message.due <= self.step]:
             self._late.remove(late)
             self._copy(late.chunk, late.blocks)
             self.tell(
@@ -183,7 +183,7 @@ class PlayedNetwork:
     def lookup_fails(self) -> bool:
         """Return whether P fails to learn the address of D."""
         made = self.choices.of("lookup", number=self._number("lookup"))
-        return any(each.fails for each in made)
+        return any(choice.fails for choice in made)
 
     def calls(self, room: int) -> None:
         """Let others run: a thread calls its sender or receiver for a request, or is about to."""

@@ -275,7 +275,7 @@ class Conductor:
         """Advance the clock, and decide on deaths, heartbeats and probes."""
         network = self.network
         moved = False
-        for each in [each for each in self._timed if each.number <= network.step]:
+        for each in [choice for choice in self._timed if choice.number <= network.step]:
             self._timed.remove(each)
             moved = True
             if each.what == "clock":
@@ -306,8 +306,8 @@ class Conductor:
         for message in self.script.round(step, 1):
             for server in SERVERS:
                 self._sends(message, server)
-        due = [each for each in self._router if each[0] <= step]
-        self._router = [each for each in self._router if each[0] > step]
+        due = [sending for sending in self._router if sending[0] <= step]
+        self._router = [sending for sending in self._router if sending[0] > step]
         for _, server, message in due:
             if server in network.gone:
                 continue
@@ -322,9 +322,9 @@ class Conductor:
     def _sends(self, message: Message, server: str) -> None:
         what = "request" if message.kind == "submit" else "abort"
         made = self.network.choices.of(what, message.name, server)
-        if any(each.fails for each in made):
+        if any(choice.fails for choice in made):
             return
-        due = self.network.step + sum(each.steps for each in made)
+        due = self.network.step + sum(choice.steps for choice in made)
         if what == "abort":  # an abort does not overtake its request
             before = [
                 at for at, to, each in self._router if (to, each.name) == (server, message.name)
