@@ -278,9 +278,9 @@ def _mark_used(tree: Tree, key: Key) -> Tree:
         node = placed.node
         if after is not None:
             node = node._replace(children=_replace_child(node.children, after.node, below))
-        seen = now if node.live and placed.end > window_begin else node.swa_used
+        swa_used = now if node.live and placed.end > window_begin else node.swa_used
         state = now if node.state_used and placed.end == len(key) else node.state_used
-        below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
+        below = (node._replace(full_used=now, swa_used=swa_used, state_used=state),)
     if path:
         tree = tree._replace(children=_replace_child(tree.children, path[0].node, below))
     return tree._replace(clock=now)
@@ -304,12 +304,12 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     """
     best = 0
     live_run = 0
-    whole = True
+    no_tombstone = True
     for placed_node in path_of(tree, key):
         live_run = live_run + len(placed_node.node.key) if placed_node.node.live else 0
-        whole = whole and placed_node.node.live
+        no_tombstone = no_tombstone and placed_node.node.live
         if full_only or (
-            (tree.window is None or whole or live_run >= tree.window)
+            (tree.window is None or no_tombstone or live_run >= tree.window)
             and (not tree.states or placed_node.node.state_used)
         ):
             best = placed_node.end

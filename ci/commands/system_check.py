@@ -68,7 +68,7 @@ class InterruptGuard:
 
 
 def check_system(
-    selector: SystemSelector, asked: Plan, how: CheckOptions
+    selector: SystemSelector, requested_plan: Plan, how: CheckOptions
 ) -> tuple[Data, Saves]:
     """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
@@ -85,19 +85,19 @@ def check_system(
         before = None if base is None else base.system
         early: dict[str, Run] = {}  # clause -> the run that showed it
         cut_short = InterruptGuard(early)
-        changed = _find_changes(system, selector, base, asked, how, early, cut_short)
+        changed = _find_changes(system, selector, base, requested_plan, how, early, cut_short)
         others = None
         engine_ways = way_map(system_spec(system).engine)
         if changed is not None:
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
-            asked = replace(asked, first=changed.first, favoured=favoured)
-            others = _plan_other_ways(system, changed, asked) if how.other_ways else None
+            requested_plan = replace(requested_plan, first=changed.first, favoured=favoured)
+            others = _plan_other_ways(system, changed, requested_plan) if how.other_ways else None
         if others is not None:
-            asked = others.plan
-        plan = check_plans.for_system(asked, system)
+            requested_plan = others.plan
+        plan = check_plans.for_system(requested_plan, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        named = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        worker_system = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
@@ -109,13 +109,13 @@ def check_system(
                     for mask in known.masks(system, before):
                         masks.append(mask)
                         progress.line(mask.line)
-                named = named._replace(also_checked=known.also_checked(system, masks))
+                worker_system = worker_system._replace(also_checked=known.also_checked(system, masks))
                 releases = None
                 if base is not None:
-                    releases = lookup.Lookup(base, system, executor, named.limits, note, changed)
+                    releases = lookup.Lookup(base, system, executor, worker_system.limits, note, changed)
                 result = campaign.run(
-                    system, asked, progress, before,
-                    executor=executor, named=named, found=saved, masks=masks,
+                    system, requested_plan, progress, before,
+                    executor=executor, named=worker_system, found=saved, masks=masks,
                     early=list(early.values()), interrupted=cut_short.interrupted, began=began,
                     lookup=releases,
                 )  # fmt: skip

@@ -122,8 +122,8 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
 
 def _with_default(field: Field[Any]) -> str:
     """Return the name of a field, with its default if it has one."""
-    made = field.default if field.default_factory is MISSING else field.default_factory()
-    return field.name if made is MISSING else f"{field.name} {json.dumps(made, default=repr)}"
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return field.name if default is MISSING else f"{field.name} {json.dumps(default, default=repr)}"
 
 
 def _sizes_text(config: type) -> str:
@@ -148,8 +148,8 @@ def recipes() -> str:
     """Return the recipes by kind, as Markdown, for fixtures/README.md."""
     assert KINDS.keys() | _BASE.keys() <= skeletons().keys()
     parts = []
-    for made in skeletons().values():
-        if made.title:
-            lines = (f"{index}. {line}" for index, line in enumerate(made.recipe, 1))
-            parts += [f"**{made.title}**", "", *lines, ""]
+    for skeleton in skeletons().values():
+        if skeleton.title:
+            lines = (f"{index}. {line}" for index, line in enumerate(skeleton.recipe, 1))
+            parts += [f"**{skeleton.title}**", "", *lines, ""]
     return "\n".join(parts)

@@ -35,9 +35,9 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
         case AtServer(server, inner):
             return block_places.facts_at(inner, on_server(m, server))
         case AtNamed("request", name):
-            told = (facts for s in SERVERS if (facts := block_places.facts_at(place, on_server(m, s))))
+            facts_found = (block_places.facts_at(place, on_server(m, server)) for server in SERVERS)
             states = [reader.state.value for reader in m.facts.readers if reader.request == name]
-            return [*next(told, []), *(Fact("", state) for state in states[:1])]
+            return [*next(filter(None, facts_found), []), *(Fact("", state) for state in states[:1])]
     return []
 
 
@@ -60,8 +60,8 @@ def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...])
     """Return the past of one server."""
     history = tuple(on_server(moment, server) for moment in past.moments)
     failure = past.violation.failure
-    told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
-    return Past(past.run, replace(past.violation, failure=told), history)
+    server_failure = Failure(failure.expected, failure.observed, lambda: places, failure.head)
+    return Past(past.run, replace(past.violation, failure=server_failure), history)
 
 
 def _last_transfers(past: Past[PairMoment], block: int) -> str:

@@ -78,16 +78,16 @@ def git_description(checkout: str) -> str:
 def versions(implementation: str) -> list[str]:
     """Return the versions that a report was made with."""
     try:
-        own = metadata.version("kvspec")
+        kvspec_version = metadata.version("kvspec")
     except metadata.PackageNotFoundError:
-        own = "(from a checkout)"
+        kvspec_version = "(from a checkout)"
     spec = SystemSpec.parse(implementation)
     if spec.engine == "sglang" and "overlap" not in spec.ways:
         implementation += ", run without overlap (`+overlap` has it)"
     python = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):
         python += f", torch {metadata.version('torch')}"
-    return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", python]
+    return [implementation, f"kvspec {kvspec_version}, specification {SPEC_VERSION}", python]
 
 
 def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES) -> str:

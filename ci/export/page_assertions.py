@@ -74,9 +74,9 @@ def _page_of_earlier_owner(run: RecordedRun, place: AtPage, assertion: str) -> A
 def odd_page(run: RecordedRun) -> Asserts | None:
     """Return assertions about the first page that has not exactly one owner, or is not free exactly once."""
     for pool, facts in run.after.facts.pools.items():
-        seen = [*facts.free, *(owned.page for owned in facts.owned)]
-        several = [page for page in seen if seen.count(page) > 1]
-        lost = sorted({*range(1, facts.size + 1)} - {*seen})
+        listed_pages = [*facts.free, *(owned.page for owned in facts.owned)]
+        several = [page for page in listed_pages if listed_pages.count(page) > 1]
+        lost = sorted({*range(1, facts.size + 1)} - {*listed_pages})
         for page in dict.fromkeys([*several, *lost]):
             assertion = page_place(run, AtPage(pool, page))
             if assertion is not None:
@@ -117,7 +117,7 @@ def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
     rows = "server.rows.free_slots"
     if list(facts.free_rows).count(place.row) > 1:
         return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
-    held = [name for name, seen in facts.holders.items() if seen.row == place.row]
+    held = [name for name, holder_facts in facts.holders.items() if holder_facts.row == place.row]
     if not held or place.row not in facts.free_rows:
         return None
     row = run.cursor(run.whose(held[0], run.after), "req_pool_idx")
@@ -183,8 +183,8 @@ def renamed_row(run: RecordedRun) -> Asserts | None:
         return None
     for holder in run.after.step.holders_now:
         length = holder.cursors.kv_committed_len
-        seen = run.after.facts.holders.get(holder.name)
-        if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
+        holder_facts = run.after.facts.holders.get(holder.name)
+        if holder_facts is None or tuple(holder_facts.full_read[:length]) == text_tokens(holder.text, length):
             continue
         if not noted_before:  # the row before lacks what was allocated since
             was = run.before.facts.holders.get(holder.name)
@@ -213,8 +213,8 @@ def entry_place(run: RecordedRun, place: AtEntry) -> Asserts | None:
 
 def _slot_binding(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
     """Return lines that bind `slot` by its position in a row or in the tree; none if it is in neither."""
-    for name, seen in moment.facts.holders.items():
-        cells = list(moment.view.rows.get(seen.row, ()))
+    for name, holder_facts in moment.facts.holders.items():
+        cells = list(moment.view.rows.get(holder_facts.row, ()))
         if slot in cells:
             lines, held = run.holder_expression(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]

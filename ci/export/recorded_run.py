@@ -152,8 +152,8 @@ class RecordedRun(NamedTuple):
     def in_order(self, slots: str) -> list[str]:
         """Return lines that test whether the slots of a page are in order."""
         page = f"page = slots[0] // {self.page_size} * {self.page_size}"
-        whole = "self.assertEqual(slots, [*range(page, page + len(slots))])"
-        return [f"slots = {slots}", page, whole]
+        assertion = "self.assertEqual(slots, [*range(page, page + len(slots))])"
+        return [f"slots = {slots}", page, assertion]
 
 
 class Asserts(NamedTuple):

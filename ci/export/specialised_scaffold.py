@@ -78,9 +78,9 @@ def _signature(match: re.Match[str]) -> str:
     """Return a function's first line, or lines."""
     indent, name, parameters = match.groups()
     items = [item.strip() for item in parameters.split(",") if item.strip()]
-    one = f"{indent}{name}({', '.join(items)}):"
-    if len(one) <= WIDTH:
-        return one
+    signature_line = f"{indent}{name}({', '.join(items)}):"
+    if len(signature_line) <= WIDTH:
+        return signature_line
     return f"{indent}{name}(\n{_filled_lines(items, len(indent) + 4)}\n{indent}):"
 
 
@@ -103,10 +103,10 @@ def _fill_edits(source: str) -> Iterator[Edit]:
             continue
         begin = source.rfind("\n", 0, begin_of_items) + 1
         indent = len(source[begin:]) - len(source[begin:].lstrip(" "))
-        rest = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
-        one = f"{text[0]}{', '.join(items)}{text[-1]}"
-        if "\n" not in one and begin_of_items - begin + len(one) + len(rest) <= WIDTH:
-            new = one
+        rest_of_line = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
+        joined_text = f"{text[0]}{', '.join(items)}{text[-1]}"
+        if "\n" not in joined_text and begin_of_items - begin + len(joined_text) + len(rest_of_line) <= WIDTH:
+            new = joined_text
         else:
             new = f"{text[0]}\n{_filled_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
         shorter = max(map(len, new.split("\n"))) <= WIDTH if too_long else False
@@ -176,14 +176,14 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.BoolOp(op, values):
             return _boolean_value(values, facts, ends=isinstance(op, ast.Or))
         case ast.Compare(left, [op], [right]):
-            one = _value(left, facts)
+            left_value = _value(left, facts)
             other = _value(right, facts)
             if isinstance(op, (ast.Is, ast.Eq)):
-                return one == other
+                return left_value == other
             if isinstance(op, (ast.IsNot, ast.NotEq)):
-                return one != other
+                return left_value != other
             if isinstance(op, ast.Gt):
-                return one > other
+                return left_value > other
     raise _Unknown
 
 
@@ -241,8 +241,9 @@ def _decided_edits(
                         end = end + 1
                     yield begin, end, code
             elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
-                named = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
-                if named and named <= {*absent[name]} and not isinstance(getattr(node, "ctx", 0), ast.Store):
+                names_read = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
+                is_stored = isinstance(getattr(node, "ctx", 0), ast.Store)
+                if names_read and names_read <= {*absent[name]} and not is_stored:
                     yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 
 

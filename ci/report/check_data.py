@@ -131,19 +131,19 @@ def _since(changed: Changes) -> Data:
         "missed": changed.missed,
         "not_loaded": changed.ignored,
     }
-    named = {how: [str(function) for function in each] for how, each in functions.items()}
-    return {"revision": changed.revision, "lines_first": len(changed.first)} | named
+    function_names = {how: [str(function) for function in each] for how, each in functions.items()}
+    return {"revision": changed.revision, "lines_first": len(changed.first)} | function_names
 
 
 def _fitted_sizes(result: CheckResult) -> Data:
     """Return, for each preset, the sizes that were changed to fit the system."""
     sizes_of: Data = {}
     for machine in result.machines:
-        asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
-        if asked is None:
+        requested_sizes = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
+        if requested_sizes is None:
             continue
         for size in fields(machine.sizes):
-            if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
+            if (value := getattr(machine.sizes, size.name)) != getattr(requested_sizes, size.name):
                 sizes_of.setdefault(machine.preset, {})[size.name] = value
     return sizes_of
 

@@ -50,8 +50,8 @@ def text_of(data: Data) -> bytes:
     for suite, machine in zip(document, data["clauses_by_machine"]):
         suite.time = machine["seconds"]  # of its runs, in which all clauses are checked together
     text = re.sub(rb"[\x00-\x08\x0b-\x1f]", b" ", document.tostring())  # type: ignore[no-untyped-call]
-    made: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
-    return made
+    xml: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
+    return xml
 
 
 def _case(machine: Data, name: str) -> TestCase:

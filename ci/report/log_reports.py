@@ -298,9 +298,9 @@ def show_at_once(out: Console, mismatches: Mismatch) -> None:
 def _places_text(times: int, shown_places: list[Data]) -> str:
     """Return where a known fault shows, when, and in which command."""
     parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in shown_places[:3]]
-    shown = [", ".join(filter(None, part)) for part in parts]
-    more = f"; and {times - len(shown)} more" if times > len(shown) else ""
-    return f"line {'; '.join(shown)}{more}"
+    places = [", ".join(filter(None, part)) for part in parts]
+    more = f"; and {times - len(places)} more" if times > len(places) else ""
+    return f"line {'; '.join(places)}{more}"
 
 
 def shown_mismatch(out: Console, mismatch: Data) -> None:

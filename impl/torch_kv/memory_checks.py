@@ -136,7 +136,7 @@ class MemoryChecks(PrefixRules):
         )
         accounts.append(rows)
         if log:
-            entries += [Entry("rows", *who, 1) for who in names]
+            entries += [Entry("rows", *holder, 1) for holder in names]
         wrong = [a.pool for a in accounts if not a.balances]
         alarm = f"memory leak detected in {', '.join(wrong)}" if wrong else ""
         return Report(tuple(accounts), tuple(entries), alarm)

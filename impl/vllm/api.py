@@ -342,9 +342,9 @@ def facts(
         unwanted |= {"drafts in flight"}
     renamed = renamed_entries(root)
     names = partial(in_uses, names=renamed)
-    asked = [part for part, is_wanted in wanted.items() if is_wanted]
-    ways = (PLAIN, *asked)
-    return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names, ways, renamed)
+    wanted_parts = [part for part, is_wanted in wanted.items() if is_wanted]
+    ways = (PLAIN, *wanted_parts)
+    return parts.facts(root, TABLES, VLLM, wanted_parts, unwanted, release, names, ways, renamed)
 
 
 def renamed_entries(root: Path) -> dict[str, str]:

@@ -139,12 +139,12 @@ class Offloads:
         self.transfers = transfers
         kind = type(scheduler.connector)
         role = importlib.import_module(f"{CONNECTORS}.v1.base").KVConnectorRole.WORKER
-        given = {
+        arguments = {
             "vllm_config": scheduler.vllm_config,
             "role": role,
             "kv_cache_config": scheduler.kv_cache_config,
         }
-        self.worker = kind(**accepted_arguments(kind.__init__, given))
+        self.worker = kind(**accepted_arguments(kind.__init__, arguments))
         self.attach()
 
     def attach(self) -> None:
@@ -370,10 +370,10 @@ class Loads:
         if self._in_step:
             self._next_brings = blocks
             return True
-        whole = len(self._config.groups) > 1
+        is_hybrid = len(self._config.groups) > 1
         queue = self.transfers.queues[True]
         if not queue or (
-            whole and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
+            is_hybrid and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
         ):
             return False
         job = queue[0]
@@ -381,7 +381,7 @@ class Loads:
         job.parts = job.parts[:blocks]
         if lost:
             self.failed.add(self._requests[job.job])
-        if whole and lost:
+        if is_hybrid and lost:
             self._failed.add(self._requests[job.job])
         elif lost:
             self._invalid |= lost
@@ -396,12 +396,12 @@ def connector_class(name: str) -> Any:
 
 def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
     """Return a connector, in the place of `KVConnectorFactory.create_connector`."""
-    given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+    arguments = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
     name = config.kv_transfer_config.kv_connector
     if name == "Peer":
-        return peer(**given)
+        return peer(**arguments)
     kind = connector_class(name)
-    return kind(**accepted_arguments(kind.__init__, given))
+    return kind(**accepted_arguments(kind.__init__, arguments))
 
 
 def worker_of(

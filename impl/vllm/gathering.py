@@ -40,8 +40,8 @@ class FactGatherer(EngineParts):
                 request.num_computed_tokens,
                 tables,
             )
-        named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
-        named.update(*(m.num_cached_block for m in managers))
+        holders = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
+        holders.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: the block with the state at the end of a prompt, which the connector may store
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
@@ -62,7 +62,7 @@ class FactGatherer(EngineParts):
             published=tuple(self._published_hashes(pool)),
             mapped=_hashes_by_block(pool),
             requests=requests,
-            leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
+            leftovers=tuple(self._names.get(name, name) for name in holders if name not in known),
             lanes=self._lanes,
             outputs=self._client_outputs,
             reset=self._reset_done,

@@ -155,8 +155,8 @@ def host_facts(
         "CPUOffloadingManager._num_allocated_blocks",
     )
     nothing = [(-1, ())] * config.chunk_blocks
-    named = [key.chunk for key in keys] + [part[2] for job in moving for part in job.parts]
-    chunks = max([allocated, *(chunk + 1 for chunk in named)])
+    named_chunks = [key.chunk for key in keys] + [part[2] for job in moving for part in job.parts]
+    chunks = max([allocated, *(chunk + 1 for chunk in named_chunks)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
     records = tuple(_records(scheduler, connector))
@@ -205,8 +205,8 @@ def _submitted_jobs(transfers: Transfers, waited: Any, current: Any = None) -> I
 def _marks(scheduler: Any) -> Iterator[str]:
     """Yield the finished requests that the scheduler still marks as loaded or as failed to load."""
     for mark in ("finished_recving", "failed_recving"):
-        gone = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
-        yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(gone))
+        left_over = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
+        yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(left_over))
 
 
 def _records(scheduler: Any, connector: Any) -> Iterator[str]:

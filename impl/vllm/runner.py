@@ -402,9 +402,9 @@ class ModelRunnerV1(ModelRunner):
         """Return the inputs of an entry, and the tokens that the model samples after them. scheduled: the
         scheduled drafts. real: they are from a drafter, not placeholders."""
         text, stamps = self.text[name]
-        own = max(count - len(scheduled), 0)
-        inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
-        last = start + own - 1
+        own_count = max(count - len(scheduled), 0)
+        inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own_count)]
+        last = start + own_count - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
         drafts = self.drafts([stamp], len(scheduled)) if self.overlap else list(scheduled)
         inputs += drafts if real else [UNKNOWN] * len(scheduled)

@@ -226,11 +226,11 @@ def pool_facts(
     pool = manager.cpu_block_pool
     moving = tuple(_transfers(mover, manager))
     keys = sorted(_keys(mover, manager, config, stamps))
-    named = {key.chunk for key in keys if key.pins >= 0}
+    pinned_chunks = {key.chunk for key in keys if key.pins >= 0}
     free = pool.free_block_queue.get_all_free_blocks()
     unowned = [
         number for block in free
-        if (number := block.block_id - NULL_BLOCKS) not in named or block.ref_cnt
+        if (number := block.block_id - NULL_BLOCKS) not in pinned_chunks or block.ref_cnt
     ]  # fmt: skip
     chunks = len(pool.blocks) - NULL_BLOCKS
     memory = tuple(tuple(mover.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))

@@ -48,8 +48,8 @@ def clauses_of(
 ) -> tuple[Clause, ...]:
     """Return the clauses about a kind of command, without the waived ones. A system may lack a tree, a
     window, recurrent states, tracked or lazily tracked states: the clauses that need them are left out."""
-    there = {"tree": tree, "window": window, "states": states, "tracks": tracks, "lazy": lazy}
-    lacks = {need for need, has in there.items() if not has}
+    capabilities = {"tree": tree, "window": window, "states": states, "tracks": tracks, "lazy": lazy}
+    lacks = {need for need, has in capabilities.items() if not has}
     return tuple(
         c
         for c in CLAUSES.values()

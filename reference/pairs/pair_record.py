@@ -129,8 +129,8 @@ class PairRecord:
                 return server, ResetConnector()
             case Advance(server, accept, stop, drafts):
                 facts = before.of(server)
-                due = facts.in_step or facts.results_due
-                return server, Update(drafts) if due else Schedule(accept, stop)
+                has_results_due = facts.in_step or facts.results_due
+                return server, Update(drafts) if has_results_due else Schedule(accept, stop)
         return None
 
     # -- following --------------------------------------------------------------------------------
@@ -141,12 +141,12 @@ class PairRecord:
         """Record a command that was carried out, and return the step of each server."""
         self.done[type(command), getattr(command, "server", "")] += 1
         self._note_texts(command)
-        told = self._note_network(command, before)
+        is_told = self._note_network(command, before)
         served = self.served(command, before)
         steps = {}
         for server in SERVERS:
-            mine = served is not None and served[0] == server
-            ran = served[1] if served is not None and mine else NETWORK
+            is_served = served is not None and served[0] == server
+            ran = served[1] if served is not None and is_served else NETWORK
             self._note_failed_loads(server, after)
             notes = self.texts[server].follow(ran, after.of(server))
             steps[server] = self._step(server, ran, before, after, notes)
@@ -155,7 +155,7 @@ class PairRecord:
                 self.first_tokens.setdefault(output.request, output.tokens[0])
         self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
-        self.progress.follow(command, served, after, self._pending_work(after), told)
+        self.progress.follow(command, served, after, self._pending_work(after), is_told)
         return steps
 
     def broken_off(
@@ -311,8 +311,8 @@ class PairRecord:
     def _with_network(self, server: str, facts: PairFacts) -> BlockFacts:
         """Return the facts of a server with the network as its second tier, besides its host memory: D loads
         from the blocks of P. Beside chunks of the host these are numbered from the end, block 0 being -1."""
-        own = facts.of(server)
-        host = own.host or HostFacts(0, (), (), (), ())
+        server_facts = facts.of(server)
+        host = server_facts.host or HostFacts(0, (), (), (), ())
         memory: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...] = ()
         if server == PREFILL:
             jobs = self._promised_stores(facts)
@@ -322,7 +322,7 @@ class PairRecord:
         if self.config.of(server).host_chunks:
             jobs = [_beside_host(job) for job in jobs]
             memory = (*host.memory, *memory[::-1])
-        return own._replace(
+        return server_facts._replace(
             host=host._replace(memory=memory, transfers=(*host.transfers, *jobs))
         )
 
@@ -371,12 +371,12 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
     jobs = []
     known = [reader.request for reader in facts.readers]
     for number, reader in enumerate(facts.readers):
-        mine = facts.transfers_of(reader.request)
+        own_transfers = facts.transfers_of(reader.request)
         waits = reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
-        if not mine and waits:
+        if not own_transfers and waits:
             jobs.append(Transfer(number, load=True, parts=()))
-        elif mine and (waits or any(not job.over for job in mine)):
-            jobs.append(_as_transfer(number, mine, wanted=reader.state is ReaderState.WAITS))
+        elif own_transfers and (waits or any(not job.over for job in own_transfers)):
+            jobs.append(_as_transfer(number, own_transfers, wanted=reader.state is ReaderState.WAITS))
     for job in facts.under_way:
         if job.reader not in known:
             jobs.append(_as_transfer(len(known) + job.number, (job,), wanted=False))

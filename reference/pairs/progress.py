@@ -68,12 +68,12 @@ class PairProgress:
             self._without.restart()
         if not waits or not isinstance(ran, Schedule):
             return
-        due = [*self._pending_work(facts), *owed]
+        owed_work = [*self._pending_work(facts), *owed]
         timeouts = ("clock", facts.clock // EPOCH)
         runs = any(facts.of(name).lanes for name in SERVERS)
         state = _state_of_pair(facts)
-        self.standstill = self._with_clock.enter_state(state, [*due, timeouts], runs=runs)
-        self.in_time = self._without.enter_state(state, due, runs=runs)
+        self.standstill = self._with_clock.enter_state(state, [*owed_work, timeouts], runs=runs)
+        self.in_time = self._without.enter_state(state, owed_work, runs=runs)
 
     def _pending_work(self, facts: PairFacts) -> Iterator[Hashable]:
         """Yield the work that others have to do. The name of a piece of work changes once it is done."""

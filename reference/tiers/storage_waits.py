@@ -75,8 +75,8 @@ class StorageWaits:
                 self.now += seconds
             case Prefetch(name, prompt) if is_done:
                 known = {operation.job for operation in before.operations}
-                own = (op.job for op in after.operations if not op.back and op.job not in known)
-                self.waits[name] = _Wait(prompt, self.now, next(own, -1))
+                own_jobs = (op.job for op in after.operations if not op.back and op.job not in known)
+                self.waits[name] = _Wait(prompt, self.now, next(own_jobs, -1))
             case Abort(name) if is_done:
                 self.waits.pop(name, None)
             case Match(name, prompt, full_only=False) | Load(name, prompt):

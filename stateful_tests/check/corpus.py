@@ -62,10 +62,10 @@ def line_text(line: CorpusLine) -> str:
     """Return the line as text."""
     g = line.trace.sizes(Geometry)
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
-    named = (f"{name} {size}" for name, size in sizes)
+    sizes_text = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
     words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks, *["lazy"] * g.lazy]
-    config = " ".join([*named, *words, *states])
+    config = " ".join([*sizes_text, *words, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
 

@@ -298,8 +298,8 @@ class Finder:
             return False
         without, candidate = prefix
 
-        def may_shrink_to(smaller: Trace, seen: Violation) -> bool:
-            if still_new is not None and not still_new(smaller, seen):
+        def may_shrink_to(smaller: Trace, violation: Violation) -> bool:
+            if still_new is not None and not still_new(smaller, violation):
                 return False
             return has_none_of(system, without, smaller)
 

@@ -93,17 +93,17 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
         if group.state and not caches:
             size = prefill.max_model_len
         of_decode.append(replace(group, block_size=size))
-    own = replace(
+    own_config = replace(
         prefill, groups=tuple(of_decode), priority=decode.priority, long_prefill=decode.long_prefill,
         max_seqs=decode.max_seqs, caching=caches, fail_requests=False,
         max_batched_tokens=max(decode.max_batched_tokens, decode.max_seqs * (1 + prefill.drafts)),
         blocks=(1 << 10) + decode.blocks, match=prefill.match * caches,
         retention=prefill.retention * caches, checkpoints=prefill.checkpoints * caches,
     )  # fmt: skip
-    own = _with_groups(own, own.groups)
+    own_config = _with_groups(own_config, own_config.groups)
     return replace(
         like, prefill=_with_groups(prefill, groups),
-        decode=replace(own, peer=True, fail_requests=like.decode.fail_requests),
+        decode=replace(own_config, peer=True, fail_requests=like.decode.fail_requests),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
     )  # fmt: skip
 
@@ -137,17 +137,17 @@ def propose_pair_command(
     assert chosen is not None  # a loop may always go on
     kind, server = chosen
     if kind is Prefill:
-        prompt, own = _draw_prompt(record, source, profile)
-        return Prefill(_fresh_name(record), own, prompt, _draw_priority(record, PREFILL, source))
+        prompt, own_tokens = _draw_prompt(record, source, profile)
+        return Prefill(_fresh_name(record), own_tokens, prompt, _draw_priority(record, PREFILL, source))
     if kind is Forward:
         answer = pick(source, _forwardable_answers(record, facts, profile))
         outputs = 1 + source.upto(3)
         return Forward(_fresh_name(record), answer, outputs, _draw_priority(record, DECODE, source))
     if kind is Serve:
-        prompt, own = _draw_prompt(record, source, profile)
+        prompt, own_tokens = _draw_prompt(record, source, profile)
         outputs = 1 + source.upto(3)
         return Serve(
-            server, _fresh_name(record), outputs, own, prompt, _draw_priority(record, server, source)
+            server, _fresh_name(record), outputs, own_tokens, prompt, _draw_priority(record, server, source)
         )
     if kind is Advance:
         return _draw_advance(record, facts, server, source, profile)
@@ -226,8 +226,8 @@ def _command_weights(
         (Tick, ""): profile.tick,
     }
     for server in SERVERS:
-        own = facts.of(server)
-        room = len(own.requests) < profile.crowd and not own.in_step
+        server_facts = facts.of(server)
+        room = len(server_facts.requests) < profile.crowd and not server_facts.in_step
         weights[Advance, server] = weight_if(server not in facts.idle, 10 if server == DECODE else 8)
         weights[Serve, server] = weight_if(room, profile.own)
         weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
@@ -249,8 +249,8 @@ def _forwardable_answers(record: PairRecord, facts: PairFacts, profile: PairProf
     if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
         return []
     if record.config.push:
-        asked = [name for name in facts.prefill.requests if name in record.asked]
-        return [name for name in asked if not facts.readers_of(name)]
+        asking_requests = [name for name in facts.prefill.requests if name in record.asked]
+        return [name for name in asking_requests if not facts.readers_of(name)]
     known = [promise.request for promise in facts.promises if promise.request not in record.dropped]
     most = 2 if record.config.shared else 1
     return [name for name in known if len(facts.readers_of(name)) < most]
@@ -285,11 +285,11 @@ def _draw_prompt(record: PairRecord, source: Choices, profile: PairProfile) -> t
     length = 1 + source.upto(max(0, min(room, room if profile.long else 4 * block) - 1))
     while profile.inside and length > 1 and not _windows_start_within_blocks(config, length):
         length -= 1
-    own = source.upto(min(length, 3)) if once_in(source, 2) else 0
-    shared = length - own
+    own_tokens = source.upto(min(length, 3)) if once_in(source, 2) else 0
+    shared = length - own_tokens
     if not shared:
-        return (), own
-    return (Piece(pick(source, profile.texts), shared),), own
+        return (), own_tokens
+    return (Piece(pick(source, profile.texts), shared),), own_tokens
 
 
 def _windows_start_within_blocks(config: PairConfig, length: int) -> bool:

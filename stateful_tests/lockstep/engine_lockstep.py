@@ -176,10 +176,10 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
     for where, rows in tables:
         if len(rows) != groups:
             return f"view().{where}: {len(rows)} in tables, for {groups} groups"
-    named = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
-    named += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
-    named += [("published", [published.block for published in facts.published])]
-    for where, numbers in named:
+    block_lists = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
+    block_lists += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
+    block_lists += [("published", [published.block for published in facts.published])]
+    for where, numbers in block_lists:
         if outside := [block for block in numbers if not 0 <= block < blocks]:
             return f"view().{where}: block {outside[0]}, where refs has {blocks}"
     for block, (group, slots) in enumerate(facts.memory):
@@ -215,8 +215,9 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
             lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
     was_named = {p.block for p in before.published}
-    named = {p.block for p in now.published}
-    for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
+    published_blocks = {p.block for p in now.published}
+    changes = {"published": published_blocks - was_named, "forgotten": was_named - published_blocks}
+    for word, blocks in changes.items():
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
     return [*lines, *_encoder_changes(before, now), *_transfer_changes(before, now)]

@@ -253,7 +253,7 @@ def _freed_range(
     name: str, pool: str, pages_before: range, pages: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
     """Return the range of positions by which `pages_before` and `pages` differ, if pages were freed."""
-    gone = [p for p in pages_before if p not in pages]
-    if not gone:
+    freed_pages = [p for p in pages_before if p not in pages]
+    if not freed_pages:
         return []
-    return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]
+    return [(name, pool, freed_pages[0] * page_size, ceil_page((freed_pages[-1] + 1) * page_size, page_size))]

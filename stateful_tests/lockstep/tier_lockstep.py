@@ -190,7 +190,7 @@ def _node_state(node: TierNode) -> str:
 
 
 def _slot_lists(tier: str, slots: Slots) -> list[str]:
-    return [f"{tier} {pool} {_range_text(own)}" for pool, own in slots.items() if own]
+    return [f"{tier} {pool} {_range_text(pool_slots)}" for pool, pool_slots in slots.items() if pool_slots]
 
 
 def _range_text(slots: tuple[int, ...]) -> str:

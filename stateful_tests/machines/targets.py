@@ -55,15 +55,15 @@ class MachineTarget:
 
     def close(self) -> None:
         """Give back what the system and the base hold; the next run makes another system."""
-        for made in (self.__dict__.pop("system", None), self.base):
-            if made is not None:
-                made.close()
+        for made_system in (self.__dict__.pop("system", None), self.base):
+            if made_system is not None:
+                made_system.close()
         self.base = None
 
     def is_new(self, trace: Trace, violation: Violation) -> bool:
         """Return whether the base does not show this violation at the end of this trace."""
-        asked = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
-        return any(finding.stands is not Standing.KNOWN for finding in asked)
+        findings = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
+        return any(finding.stands is not Standing.KNOWN for finding in findings)
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:

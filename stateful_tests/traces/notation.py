@@ -289,7 +289,7 @@ def format_outcome(outcome: Outcome) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    named = ("kv_committed_len", "swa_evicted_seqlen", "kv_allocated_len")
-    chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
+    fields = ("kv_committed_len", "swa_evicted_seqlen", "kv_allocated_len")
+    chosen = [f"{n} {getattr(choice, n)}" for n in fields if getattr(choice, n) is not None]
     when = " after the forward pass" if choice.after else ""
     return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"

@@ -333,18 +333,18 @@ def uncomputed_positions(header: WatchHeader, e: Released) -> Iterator[tuple[str
         yield from ((e.session, index) for index in range(e.before[0], e.after[0]))
 
 
-def are_row_cursors(logged: Cursors, mine: Cursors) -> bool:
+def are_row_cursors(logged: Cursors, expected: Cursors) -> bool:
     """Return whether the server's cursors are possible for a row, so that the reference can go on with
     them.
 
     logged: cursors of the server.
-    mine: cursors that the reference expects.
+    expected: cursors that the reference expects.
     """
     committed, allocated, evicted, protected = logged
     return (
         0 <= protected <= committed <= allocated
         and evicted <= allocated
-        and allocated <= mine.kv_allocated_len + MAX_OFF
+        and allocated <= expected.kv_allocated_len + MAX_OFF
     )
 
 

@@ -91,8 +91,8 @@ def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str
         if order.index(line.since) <= release_index and (
             line.before == "..." or release_index < order.index(line.before)
         ):
-            file, _, named = line.text.format_map(words).partition(" | ")
-            for use in named.split(";"):
+            file, _, names = line.text.format_map(words).partition(" | ")
+            for use in names.split(";"):
                 yield file, ast.parse(use.strip(), mode="eval").body
 
 

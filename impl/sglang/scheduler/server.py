@@ -165,8 +165,8 @@ class Server:
         )
 
     def open_session(self, name: str) -> None:
-        asked = Bag(session_id=name, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
-        self.controller.open(asked)
+        session_params = Bag(session_id=name, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+        self.controller.open(session_params)
 
     def in_flight(self, session: str) -> LiveRequest | None:
         return next((t for t in self.turns.values() if t.session == session), None)

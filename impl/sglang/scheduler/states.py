@@ -153,9 +153,9 @@ class States:
             return 0, 0
         count = end - start
         if batch.mamba_track_seqlens is not None:
-            asked = int(batch.mamba_track_seqlens[index]) - start
+            tracked_count = int(batch.mamba_track_seqlens[index]) - start
             chunk = state_chunk()
-            count = asked // chunk * chunk if asked % chunk else count
+            count = tracked_count // chunk * chunk if tracked_count % chunk else count
         return int(batch.mamba_track_indices[index]), count
 
     def compute(self, req: Any, tokens: Sequence[int], tracked: int) -> None:
@@ -185,13 +185,13 @@ class States:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
             buffer = req.kv.mamba_ping_pong_track_buffer
-            kept = req.kv.mamba_last_track_idx
+            track_index = req.kv.mamba_last_track_idx
             self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = (
                 buffer
             )
             req.kv.mamba_last_track_seqlen = tracked or None
             if tracked:
-                self.cells[int(buffer[kept])] = stamp_after(stamps, tracked)
+                self.cells[int(buffer[track_index])] = stamp_after(stamps, tracked)
 
     # -- looking ----------------------------------------------------------------------------------
 

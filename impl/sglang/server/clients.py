@@ -331,6 +331,6 @@ class Clients:
                 state.done = True
                 waits = state.waits
                 state.waits = None
-                gone = [Message("abort", waits)] if waits is not None else []
-                return [*gone, *([Message("close", state.client.name)] if state.opened else [])]
+                aborts = [Message("abort", waits)] if waits is not None else []
+                return [*aborts, *([Message("close", state.client.name)] if state.opened else [])]
         return []

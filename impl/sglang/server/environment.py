@@ -68,12 +68,12 @@ def python_of(release: str) -> Path:
             f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
         )
     info = json.loads((folder / _READY).read_text())
-    made = (info.get("python", "another"), info["torch"])
+    installed = (info.get("python", "another"), info["torch"])
     runs = (_PYTHON, version("torch"))
-    if made != runs:
+    if installed != runs:
         raise UnusableImplementation(
-            f"sglang=={release}: its environment is for Python {made[0]} and torch {made[1]}, this is"
-            f" {runs[0]} and {runs[1]}: kvspec setup-server {release}"
+            f"sglang=={release}: its environment is for Python {installed[0]} and torch {installed[1]},"
+            f" this is {runs[0]} and {runs[1]}: kvspec setup-server {release}"
         )
     if not (python := _python(folder)).exists():
         raise UnusableImplementation(

@@ -223,10 +223,10 @@ class FakeModel:
         spec_utils.prepare_mamba_track_for_verify(batch)
         for lane in lanes:
             self._continues(lane)
-        own = [self.states.stamp_of(entry.row) for entry in lanes]
+        own_stamps = [self.states.stamp_of(entry.row) for entry in lanes]
         stamps = [
             chained(_stamped_tokens(each.tokens, each.start), stamp)
-            for each, (_, stamp) in zip(lanes, own)
+            for each, (_, stamp) in zip(lanes, own_stamps)
         ]
 
         def keep(
@@ -238,7 +238,7 @@ class FakeModel:
         ) -> None:
             assert self.states is not None
             for slot_of, steps in (
-                ([slot for slot, _ in own], last_correct_step_indices.tolist()),
+                ([slot for slot, _ in own_stamps], last_correct_step_indices.tolist()),
                 (mamba_track_indices, mamba_steps_to_track),
             ):
                 if slot_of is None:

@@ -93,11 +93,11 @@ class DecodeGatherer(_RoleGatherer):
             )
         for name, slot, state in side.idle():
             row = -1
-            own = {}
+            slots_of_pool = {}
             retracted = {}
             if slot is not None and slot.kv.holds_kv:
                 row = slot.kv.req_pool_idx
-                own = self._own(slot)
+                slots_of_pool = self._own(slot)
                 retracted = self._retracted_slots(slot)
             if slot is not None or state is TierRequestState.BUSY:
                 requests.append(
@@ -106,7 +106,7 @@ class DecodeGatherer(_RoleGatherer):
                         state=state,
                         row=row,
                         first=-1,
-                        slots=own,
+                        slots=slots_of_pool,
                         kept=retracted,
                         writing={},
                     )
@@ -183,8 +183,8 @@ class PrefillGatherer(_RoleGatherer):
                     stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
                 else:
                     # what is handed in before it is written may be read before
-                    own = memory[part.pool]
-                    stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
+                    pool_memory = memory[part.pool]
+                    stamps = [0 if slot in part.early else pool_memory[slot] for slot in part.slots]
                 sends.append(
                     TierSend(
                         part.job,

@@ -241,7 +241,7 @@ def _function(file: Path, name: str) -> Callable[..., Any] | None:
 def _room(cache: Any, files: Path, kind: str, parameter: str) -> Callable[[int], Any]:
     """Return the function that makes room for SWA KV, or a state, that is loaded back."""
     file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
-    if (own := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
-        return partial(own, cache)
+    if (own_function := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
+        return partial(own_function, cache)
     params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
     return lambda n: cache.evict(params(**{parameter: n}))

@@ -145,8 +145,8 @@ class PrefillSide(OnServer):
     def greet(self, command: Greet) -> None:
         sender = self._sender(command.holder)
         require(sender.state == self.senders.poll.Bootstrapping, Reason.WRONG_PHASE)
-        whole = command.prefix % self.config.page_size == 0
-        require(whole and 0 <= command.prefix < len(sender.text), Reason.BAD_LENGTH)
+        is_whole_pages = command.prefix % self.config.page_size == 0
+        require(is_whole_pages and 0 <= command.prefix < len(sender.text), Reason.BAD_LENGTH)
         sender.prefix = command.prefix
         sender.state = self.senders.poll.WaitingForInput
 
@@ -333,12 +333,12 @@ class PrefillSide(OnServer):
     def _forget_ended(self) -> None:
         """Forget requests that have ended and are in no queue."""
         known = {id(req) for req, _ in self.where()}
-        gone = {
+        ended = {
             name
             for name, turn in self.arrivals.items()
             if id(turn.req) not in known
             and (turn.req.finished_reason is not None or name in self.aborted)
         }
-        for name in gone:
+        for name in ended:
             del self.arrivals[name]
-        self.aborted -= gone
+        self.aborted -= ended

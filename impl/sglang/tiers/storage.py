@@ -228,9 +228,9 @@ class Storage:
         by: the method that it calls; of a tree without a scheduler the tree's own.
         """
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
-        made = type("Backend", (Backend, backend), {})(self)
+        backend_instance = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
-        module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: made)
+        module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: backend_instance)
         settings = {
             "interface_v1": 1,
             "prefetch_threshold": 1,
@@ -261,7 +261,7 @@ class Storage:
         thread.call = slots
         thread.pause()
         thread.call = None
-        thread.done |= {(pool, slot) for pool, own in slots.items() for slot in own}
+        thread.done |= {(pool, slot) for pool, pool_slots in slots.items() for slot in pool_slots}
         return thread.pages if thread.pages >= 0 else 1 << 30
 
     @property

@@ -273,8 +273,8 @@ class PairServer(EngineDriver):
         requests = dict(facts.requests)
         for name, fact in facts.requests.items():
             params = self.scheduler.requests[self.request_id(name)].kv_transfer_params or {}
-            asked = params.get("do_remote_decode") and not params.get("_p_side_truncated")
-            if asked and fact.status == "WAITING" and len(fact.tokens) > 1:
+            is_promised = params.get("do_remote_decode") and not params.get("_p_side_truncated")
+            if is_promised and fact.status == "WAITING" and len(fact.tokens) > 1:
                 requests[name] = fact._replace(tokens=fact.tokens[:-1])
         return facts._replace(requests=requests)
 

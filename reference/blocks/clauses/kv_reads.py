@@ -74,7 +74,7 @@ def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | Non
         start = window_start(layers, lane.start)
         if (first_position, list(stamps)) != (start, note.stamps[start:end]):
             pairs = enumerate(zip(stamps, note.stamps[first_position:end]), first_position)
-            position = next((at for at, (observed, due) in pairs if observed != due), start)
+            position = next((at for at, (observed, expected) in pairs if observed != expected), start)
             entry, _ = layers.slot_of(position)
             expected = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
             observed = f"{count_text(len(stamps), 'position')} from {first_position} on, wrong at {position}"
@@ -184,10 +184,10 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
             return failure(expected, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
         for group, layers in enumerate(step.config.groups):
             slots = len(tables[group]) * layers.block_size
-            due = fact.computed - layers.first_kept(0, fact.computed)
-            if slots < due and not layers.state:
-                expected = f"{name}: slots for {due} in group {group}"
-                return failure(expected, f"{slots}", AtCount(name, "slots", due, group))
+            expected_count = fact.computed - layers.first_kept(0, fact.computed)
+            if slots < expected_count and not layers.state:
+                expected = f"{name}: slots for {expected_count} in group {group}"
+                return failure(expected, f"{slots}", AtCount(name, "slots", expected_count, group))
     return None
 
 
@@ -208,9 +208,9 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     block that others read by an older hash, or twice with different KV."""
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
-    named: set[int] = set()
+    written_blocks: set[int] = set()
     if not step.after.merges and step.lanes:
-        named = {entry.block for entry in {*step.before.published} & {*step.after.published}}
+        written_blocks = {entry.block for entry in {*step.before.published} & {*step.after.published}}
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
@@ -226,11 +226,11 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
                 place = AtTable(lane.request, group, entry, position)
                 if not block:
                     return failure(f"{where} into a block of its own", "it has none there", place)
-                own = fact.tables[group] if fact is not None else ()
-                if entry >= len(own) or own[entry] != block:
+                own_table = fact.tables[group] if fact is not None else ()
+                if entry >= len(own_table) or own_table[entry] != block:
                     observed = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", observed, place)
-                if block in named and step.held_its_text(block):
+                if block in written_blocks and step.held_its_text(block):
                     if others := _previous_holders(step, block) - {lane.request}:
                         names = " and ".join(sorted(others))
                         observed = f"{names} has block {block} too, and its hash is older"

@@ -173,8 +173,8 @@ class BlockStep(HostView):
                 position = start + first_wrong
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))
-                seen = self._describe_read(name, tables, group, position, read[first_wrong])
-                return failure(expected, seen, place)
+                read_kv = self._describe_read(name, tables, group, position, read[first_wrong])
+                return failure(expected, read_kv, place)
         return None
 
     def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
@@ -187,8 +187,8 @@ class BlockStep(HostView):
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
         if (source := self._foreign_source(name, position, value)) is not None:
-            mine = self.bearers[name].source
-            return f"block {block} holds KV of {source} there, and {name} has {mine}"
+            own_source = self.bearers[name].source
+            return f"block {block} holds KV of {source} there, and {name} has {own_source}"
         return f"block {block} holds KV of another token there"
 
     def _foreign_source(self, name: str, position: int, value: int) -> KvSource | None:

@@ -140,7 +140,8 @@ class Population:
             config, candidate = self._with_priorities(preempting, config, candidate)
         if config.storage and number % 8 != SESSIONS_AT:
             candidate = tuple(
-                replace(one, session=False, resends=one.session or one.resends) for one in candidate
+                replace(client, session=False, resends=client.session or client.resends)
+                for client in candidate
             )
         return config, candidate, choices.upto((1 << 30) - 1)
 

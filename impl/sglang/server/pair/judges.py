@@ -183,8 +183,8 @@ class Judges:
             if request.rid == name and request.kv.req_pool_idx is not None:
                 row = model.scheduler.req_to_token_pool.req_to_token[int(request.kv.req_pool_idx)]
                 page = int(row[position]) // self.page
-                there = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
-                return page != source and [tuple(row) for row in there] == expected
+                target_rows = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
+                return page != source and [tuple(row) for row in target_rows] == expected
         return False
 
     def _wrong_source(
@@ -243,8 +243,8 @@ class Judges:
             return
         has = int(schedulers[PREFILL].disagg_metadata_buffers.bootstrap_room[source, 0])
         if has != promise.room:
-            whose = self.network.rooms.get(has, "nobody")
-            says = f"metadata row {source} of P is sent for {name} and has what {whose} left there"
+            room = self.network.rooms.get(has, "nobody")
+            says = f"metadata row {source} of P is sent for {name} and has what {room} left there"
             self.note("PD-1 metadata row of P is another's", name, says)
         elif source in schedulers[PREFILL].req_to_metadata_buffer_idx_allocator.free_slots:
             says = f"metadata row {source} of P is free when it is sent for {name}"
@@ -320,8 +320,8 @@ class Judges:
 
     def _given_up_before(self, name: str) -> bool:
         """Return whether P heard that D has given a request up before it had the request itself."""
-        heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
-        return heard is not None and asked is not None and heard <= asked
+        heard, request_step = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
+        return heard is not None and request_step is not None and heard <= request_step
 
     def judge_end(self, unanswered: dict[str, list[str]]) -> None:
         """Judge the pair when every timeout has passed and nothing happens."""

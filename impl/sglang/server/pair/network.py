@@ -127,14 +127,14 @@ class PlayedNetwork:
         request = self.rooms.get(room, "")
         if kind == "status" and int(parts[1]) == SUCCESS:
             self.told_success.add(room)
-        rest = self.choices.steps(kind, request, "", self._number(kind, request))
+        delay = self.choices.steps(kind, request, "", self._number(kind, request))
         lost = receiver in self.gone
         self.moves += 1
         words = f"{kind} {request}{' goes nowhere' if lost else ''}"
-        self.tell("wire", f"{words}{f' rests {rest} steps' if rest else ''}".replace("  ", " "))
+        self.tell("wire", f"{words}{f' rests {delay} steps' if delay else ''}".replace("  ", " "))
         if not lost:
             box = self._inboxes[receiver]
-            due = max(self.step + rest, box[-1].due if box else 0)
+            due = max(self.step + delay, box[-1].due if box else 0)
             box.append(_Letter(due, kind, request, parts))
 
     def has_arrived(self, server: str) -> bool:
@@ -160,10 +160,10 @@ class PlayedNetwork:
         if DECODE in self.gone:
             return -1
         done_count = 0
-        made = self.choices.of("transfer", receiver_name, "", number)
+        choices = self.choices.of("transfer", receiver_name, "", number)
         if self.carries_row(blocks):
-            made = [*made, *self.choices.of("row", receiver_name)]
-        for choice in sorted(made, key=lambda each: each.at):
+            choices = [*choices, *self.choices.of("row", receiver_name)]
+        for choice in sorted(choices, key=lambda each: each.at):
             upto = max(done_count, len(blocks) * choice.at // 10)
             self._copy(chunk, blocks[done_count:upto])
             done_count = upto
@@ -182,8 +182,8 @@ class PlayedNetwork:
 
     def lookup_fails(self) -> bool:
         """Return whether P fails to learn the address of D."""
-        made = self.choices.of("lookup", number=self._number("lookup"))
-        return any(choice.fails for choice in made)
+        choices = self.choices.of("lookup", number=self._number("lookup"))
+        return any(choice.fails for choice in choices)
 
     def calls(self, room: int) -> None:
         """Let others run: a thread calls its sender or receiver for a request, or is about to."""
