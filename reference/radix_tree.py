@@ -293,7 +293,7 @@ def with_values(node: Node, **values: int | bool) -> tuple[Node, ...]:
 # The operations; `tree_eviction.py` has evict.
 
 
-def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
+def usable_length(tree: Tree, key: Key, full_only: bool = False) -> int:
     """Return the length of `key`, which ends with a node, that a request may resume from, in whole
     nodes.
 
@@ -320,7 +320,7 @@ def match(tree: Tree, key: Key, full_only: bool = False) -> tuple[Tree, int]:
     """Return the longest usable prefix of `key`, and the tree with a split at its end where the key
     leaves a node."""
     tree, matched = _with_node_at(tree, whole_pages(tree, key))
-    length = usable(tree, matched, full_only)
+    length = usable_length(tree, matched, full_only)
     return _mark_used(tree, matched[:length]), length
 
 
@@ -413,7 +413,7 @@ def insert_and_continue(
     other meanwhile.
     """
     grown, insertion = insert(tree, key, evicted)
-    if usable(grown, key) < len(key):
+    if usable_length(grown, key) < len(key):
         return None
     return lock(unlock(grown, holder), holder, key), insertion
 

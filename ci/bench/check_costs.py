@@ -54,7 +54,8 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
         _EXPLAINING: (explanation.explaining_masks,),
         "the reference": (model.step,),
         "clauses": (
-            rows.broken, blocks.clauses.broken, tiers.clauses.broken, pairs.clauses.broken,
+            rows.failed_clauses, blocks.clauses.failed_clauses, tiers.clauses.failed_clauses,
+            pairs.clauses.failed_clauses,
         ),
         "situations": (situations.situations,),
         "drawing commands": (next_command.propose,),

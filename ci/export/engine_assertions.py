@@ -87,11 +87,11 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
         return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
     if clause == "WIN-3":
         layers = config.groups[group]
-        first_block = window_start(layers, now.step.bearers[owner_name].sure) // layers.block_size
+        first_block = window_start(layers, now.step.bearers[owner_name].sure_count) // layers.block_size
         behind = f'engine.tables("{owner_name}")[{group}][:{first_block}]'
         most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
-    first_query = end = now.step.bearers[owner_name].sure
+    first_query = end = now.step.bearers[owner_name].sure_count
     for lane in now.facts.lanes:
         if lane.request == owner_name:
             first_query = lane.start

@@ -1,6 +1,6 @@
 """Assertions of an exported test about pages, rows and slots: a function for each kind of place in them."""
 
-from ci.export.recorded_run import Asserts, RecordedRun, in_tree, within
+from ci.export.recorded_run import Asserts, RecordedRun, in_tree, namespace_argument
 from impl.sglang.scheduler.call_log import quote, variable
 from reference.commands import Extend
 from reference.failures import AtEntry, AtLock, AtPage, AtPosition, AtRow
@@ -98,7 +98,7 @@ def _slots_expression(run: RecordedRun, owner: str, pool: str) -> str:
     if owner == _TREE:
         return "slots_in_tree(server.cache)" if pool == "full" else "swa_slots_in_tree(server)"
     function = "own_slots" if pool == "full" else "own_swa_slots"
-    return f"{function}(server, {run.whose(owner, run.after)})"
+    return f"{function}(server, {run.holder_cursors(owner, run.after)})"
 
 
 def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
@@ -120,7 +120,7 @@ def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
     held = [name for name, holder_facts in facts.holders.items() if holder_facts.row == place.row]
     if not held or place.row not in facts.free_rows:
         return None
-    row = run.cursor(run.whose(held[0], run.after), "req_pool_idx")
+    row = run.cursor(run.holder_cursors(held[0], run.after), "req_pool_idx")
     return Asserts([f"self.assertNotIn({row}, {rows})"])
 
 
@@ -165,7 +165,7 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
             ),
             (),
         )
-        slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
+        slots = f"tree_slots(server.cache, tokens{namespace_argument(run.geometry, text)})"
         return Asserts([*lines, f"self.assertEqual(row, {slots})"])
     if pool == "swa" and position < len(holder_facts.swa_read) and holder_facts.swa_read[position] is None:
         lines.append(f"slot = {run.slot_at(holder_name, position)}")
@@ -191,8 +191,8 @@ def renamed_row(run: RecordedRun) -> Asserts | None:
             if was is None:
                 continue
             length = min(length, was.cursors.kv_allocated_len)
-        row_before = run.row(run.whose(holder.name, run.before), end=str(length))
-        row_after = run.row(run.whose(holder.name, run.after), end=str(length))
+        row_before = run.row(run.holder_cursors(holder.name, run.before), end=str(length))
+        row_after = run.row(run.holder_cursors(holder.name, run.after), end=str(length))
         noted = row_after if noted_before else row_before
         asserts = [f"self.assertEqual({row_after}.tolist(), row)"]
         return Asserts(asserts, [f"row = {noted}.tolist()"], noted_before)

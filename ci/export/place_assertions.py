@@ -106,7 +106,7 @@ def _eviction_assertions(run: RecordedRun) -> Asserts | None:
     if eviction is None:
         return None
     was, _, low, high, evicted_to = eviction
-    code = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
+    code = run.cursor(run.holder_cursors(was.name, run.after), "swa_evicted_seqlen")
     if low <= evicted_to <= high:
         return Asserts([f"self.assertEqual({code} % {run.page_size}, 0)"])
     bound = f"LessEqual({code}, {high})" if evicted_to > high else f"GreaterEqual({code}, {low})"

@@ -7,7 +7,7 @@ from ci.export.recorded_run import (
     in_tree,
     not_raising,
     tokens_of_release,
-    within,
+    namespace_argument,
 )
 from impl.sglang.scheduler.call_log import ids_text
 from reference.failures import AtCount, AtSlot, AtTreeNode, Place
@@ -83,7 +83,7 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
                 start = node.start or ""
                 end = "-1" if node.following else ""
                 own_text = f"text[{start}:{end}]" if start or end else "text"
-                lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
+                lookup = f"node_at(server.cache, text{namespace_argument(run.geometry, text)})"
                 kv = f'kv_of(server, {lookup}, {own_text}, "{pool}", {host=})'
                 return Asserts([text_line, f"self.assertEqual({kv}, {own_text})"])
         return None

@@ -171,7 +171,7 @@ def unit_test(
     if system.kind.core == "rust" and re.search(rf"\b({by_nodes})\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
-    steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]
+    steps = [*run.steps[:-1], (command, outcome, asserts.calls_with_notes(calls[:-1] if raised else calls))]
     body = [*itertools.chain(*(lines_of_command(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []

@@ -7,7 +7,9 @@ from dataclasses import fields
 
 from ci import Data
 from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
-from ci.report.verdict import beside, check_verdict, driven_text, not_declared, findings_text, waiver_of
+from ci.report.verdict import (
+    base_and_ways, check_verdict, driven_text, findings_text, not_declared, waiver_of,
+)  # fmt: skip
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, sizes_for
@@ -76,7 +78,7 @@ def check_data(
     return data | {
         "said": findings_text(result, masks, base),
         "driven": driven_text(result),
-        "beside": beside(result, base, changed),
+        "beside": base_and_ways(result, base, changed),
         "verdict": check_verdict(result, masks, capabilities, base, changed),
         "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,

@@ -284,7 +284,7 @@ def print_log_report(
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
 
-def begins(out: Console, name: str, header: WatchHeader) -> None:
+def print_beginning(out: Console, name: str, header: WatchHeader) -> None:
     """Print the beginning of a log that is followed."""
     say(out, f"{name}: {server_text(header)}", whole=True)
 

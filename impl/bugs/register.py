@@ -48,7 +48,7 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
+def torch_with_bug(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
     """Return the system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
     return BUGS[id].system(device)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.stand_ins import accepted_arguments
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
@@ -431,7 +431,7 @@ def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
                 chunks.append(
                     (
                         key,
-                        either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
+                        first_attribute(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
                         chunk.ref_cnt,
                     )
                 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, 
 from pathlib import Path
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, connector_class, create_connector,
 )  # fmt: skip
@@ -149,7 +149,7 @@ def host_facts(
     )
     kept_chunks = chunks_of(manager)
     keys = tuple(sorted(_key(*chunk, config, stamps, transfers.host) for chunk in kept_chunks))
-    allocated = either(
+    allocated = first_attribute(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",
         "CPUOffloadingManager._num_allocated_blocks",
@@ -236,7 +236,7 @@ def stuck_chunks(manager: Any) -> list[int]:
     try:
         while idle and (taken := policy.evict(1, set())):
             for _, chunk in taken:
-                idle.discard(either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
+                idle.discard(first_attribute(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
     finally:
         sys.setprofile(profile)
     return sorted(idle)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.stand_ins import Values
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
@@ -213,7 +213,7 @@ def with_storage(
     jobs = []
     for number, transfer_job in manager._transfer_jobs.items():
         job = transfer_job.transfer_job
-        chunks = tuple(map(int, either(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
+        chunks = tuple(map(int, first_attribute(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
         jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
         for tier in manager.secondary_tiers:
             FILES.keys |= {tier.file_mapper.get_file_name(key): key for key in job.keys}

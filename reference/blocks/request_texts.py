@@ -82,7 +82,7 @@ class Bearer:
         return any(flight.void and not flight.stale for flight in self.flights)
 
     @property
-    def sure(self) -> int:
+    def sure_count(self) -> int:
         """The number of positions that have KV for any results in flight: drafts in flight do not count. At
         least 0."""
         ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)

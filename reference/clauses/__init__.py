@@ -18,7 +18,7 @@ from reference.clauses import (
 from reference.clauses.registry import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 
-__all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
+__all__ = ["CLAUSES", "Clause", "about", "broken_off", "by_cause", "failed_clauses"]
 _MODULES = (
     outcomes, memory_checks, cursor_bounds, sessions, tree_shape, tree_inserts, tree_locks, tree_evictions,
     freed_pages, page_owners, sliding_window, recurrent_states, attention_reads,
@@ -57,7 +57,7 @@ def clauses_of(
     )
 
 
-def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
+def failed_clauses(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause).
 

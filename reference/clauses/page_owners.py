@@ -40,7 +40,7 @@ def _torn_page(slots: str, torn: Torn) -> Failure:
     place: Place = AtPosition(torn.holder, torn.pool, torn.start)
     if torn.path:
         place = AtTreePage(torn.path, torn.start)
-    head = f"leaves the {torn.where} at {list(torn.slots)}, which are no page in order"
+    head = f"leaves the {torn.slots_text} at {list(torn.slots)}, which are no page in order"
     return failure(f"{slots} of a page, in order", str(torn), place, head=head)
 
 

@@ -38,7 +38,7 @@ _BATCHES = Extend, Decode, SpecDecode, Launch
     HIT.title,
     HIT.sentence,
     why=HIT.why,
-    rule="radix_tree.usable, rules.admit.admit",
+    rule="radix_tree.usable_length, rules.admit.admit",
     source="sglang finalize_match_result_in_cache; #34043, #31099",
     scope=f"{RECURRENT} First batches of requests that continue where a prefix of the tree ends.",
     of=(Extend,),

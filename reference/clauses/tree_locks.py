@@ -6,7 +6,7 @@ from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, node_text
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, count_text, failure
@@ -27,7 +27,7 @@ def locks_anything(step: Step) -> bool:
     "and has live SWA KV for one window behind its end or for its whole length; on a recurrent model it ends "
     "with a node that has a state. A reader of full KV alone gets the longest prefix.",
     why="A longer match reads a window that is not there; a shorter one wastes the cache.",
-    rule="radix_tree.usable",
+    rule="radix_tree.usable_length",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
     of=(Match, Admit),
@@ -257,7 +257,7 @@ def _lock_counts(step: Step) -> Failure | None:
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
             least = sum(_needs_state(step, expected_locks[name]) for name in states)
             if not least <= node.state_locks <= len(states):
-                count = f"{where(node)}: {_holder_names(states)} state locks"
+                count = f"{node_text(node)}: {_holder_names(states)} state locks"
                 place = AtNode(node.path, "state", len(states))
                 return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
             continue
@@ -269,7 +269,7 @@ def _lock_counts(step: Step) -> Failure | None:
             expected = swa
         others = {**_locks_through(step.tree_locks_before, node), **expected_locks}.keys() - {*expected}
         return failure(
-            f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
+            f"{node_text(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
             f"counters {node.full_locks} full, {swa_locks} SWA",
             AtNode(node.path, pool, len(expected)),
             *map(AtLock, (*expected, *sorted(others))),

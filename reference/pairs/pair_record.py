@@ -274,7 +274,7 @@ class PairRecord:
         """Return whether no server has a request, nothing is under way, and no promise has a reader."""
         busy = any(facts.of(name).requests or facts.of(name).steps_in_flight for name in SERVERS)
         busy = busy or any(facts.of(name).kv_moves for name in SERVERS)
-        needed = any(self.needs(facts, promise) for promise in facts.promises)
+        needed = any(self.is_needed(facts, promise) for promise in facts.promises)
         return facts.network_rests and not busy and not needed
 
     def is_quiet(self, facts: PairFacts) -> bool:
@@ -295,7 +295,7 @@ class PairRecord:
         names = [promise.request for promise in facts.promises if promise.held]
         return [name for name in names if name not in self.dropped and not facts.readers_of(name)]
 
-    def needs(self, facts: PairFacts, promise: Promise) -> bool:
+    def is_needed(self, facts: PairFacts, promise: Promise) -> bool:
         """Return whether a request reads what was promised, or may yet be told to."""
         if promise.request in self.dropped or self._lease_ended(facts, promise):
             return False
@@ -331,7 +331,7 @@ class PairRecord:
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:
-                over = not self.needs(facts, promise)
+                over = not self.is_needed(facts, promise)
                 parts = [
                     (group, block, 0, 0)
                     for group, row in enumerate(promise.blocks)

@@ -62,10 +62,10 @@ class PairStep:
     def parts_needed(self) -> Iterator[Promise]:
         """Yield promises that a request reads, or may yet be told to."""
         for promise in self.after.promises:
-            if self.record.needs(self.after, promise):
+            if self.record.is_needed(self.after, promise):
                 yield promise
 
-    def losses(self) -> Iterator[Failure]:
+    def lost_kv(self) -> Iterator[Failure]:
         """Yield blocks of promises that are free or were written."""
         was = self.before.prefill
         now = self.after.prefill

@@ -112,7 +112,7 @@ def fault_lines() -> tuple[CorpusLine, ...]:
     return tuple(CorpusLine(name, t.geometry, t.mode, FIXTURE, t.commands) for name, t in traces)
 
 
-def meets(line: CorpusLine) -> int | None:
+def step_of_situation(line: CorpusLine) -> int | None:
     """Return the command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)

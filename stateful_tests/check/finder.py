@@ -22,7 +22,7 @@ from stateful_tests.check.known_faults.explanation import (
     Explained, clauses_of, explaining_masks, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
-    Mask, Standing, beside, do_the_same, holding, how_it_breaks,
+    Mask, Standing, compare_with_base, do_the_same, masks_of_violation, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.check_results import Finding, finding_name
 from stateful_tests.lockstep.replays import rejected_turns, replay
@@ -110,9 +110,9 @@ class Finder:
         A finding without a witness is counted under the known faults that the base shows on its trace.
         """
         for name, caught in list(self._caught.items()):
-            under = caught.compared.under
-            if caught.stands is Standing.UNTOLD and under:
-                faults = tuple(mask.fault.id for mask in under)
+            candidates = caught.compared.candidates
+            if caught.stands is Standing.UNTOLD and candidates:
+                faults = tuple(mask.fault.id for mask in candidates)
                 self.masked[faults, name.split()[0]] += caught.times
                 del self._caught[name]
         for name, caught in self._caught.items():
@@ -132,7 +132,7 @@ class Finder:
         }
         self._report_traces()
         compared_by = {
-            clause: beside(self.base, self.masks, trace, violation, clause, self.system)
+            clause: compare_with_base(self.base, self.masks, trace, violation, clause, self.system)
             for clause in violation.clauses
         }
         if self.base is not None:
@@ -145,7 +145,7 @@ class Finder:
         for clause in sorted(violation.clauses, key=is_milder):
             compared = compared_by[clause]
             stands = compared.stands
-            is_known = bool(compared.under) and stands is Standing.KNOWN
+            is_known = bool(compared.candidates) and stands is Standing.KNOWN
             if is_known or not self._is_worth_shrinking(clause, stands, trace.mode):
                 self._shrinking.pop(clause, None)
                 continue
@@ -248,7 +248,7 @@ class Finder:
                 return None
 
             def keeps_standing(trace: Trace, violation: Violation) -> bool:
-                compared = beside(base, masks, trace, violation, clause, system)
+                compared = compare_with_base(base, masks, trace, violation, clause, system)
                 if compared.stands < stands:
                     return False
                 return not alike or do_the_same(system, base, trace, violation)
@@ -278,7 +278,7 @@ class Finder:
         if self.once or self.base is not None:
             return False
         earlier_catches = self._catches_of(clause)
-        masks = holding(self.masks, violation, clause)
+        masks = masks_of_violation(self.masks, violation, clause)
         if not (earlier_catches or masks) or len(earlier_catches) == MAX_TRACES_PER_CLAUSE:
             return False
         if earlier_catches and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:

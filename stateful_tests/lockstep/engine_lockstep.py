@@ -11,7 +11,7 @@ from impl.engines import engine
 from impl.process.failures import SystemFailed
 from impl.process.remote_system import StrangerSystem, WorkerSystem
 from impl.process.wire import copied_view
-from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, failed_clauses, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.tiers.commands import ResetCache
 from reference.blocks.config import EngineConfig
@@ -59,7 +59,7 @@ class EngineLockstep(AnyLockstep):
         self._start(config)
 
     @staticmethod
-    def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
+    def unsupported(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
         """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector, images,
         rings, swaps or forks. "" if it can."""
         if config.recurrent and not can.recurrent:
@@ -85,11 +85,11 @@ class EngineLockstep(AnyLockstep):
             for name, config in ENGINE_PRESETS.items()
             if (config.connects, config.encodes) == (can.connects, can.encodes)
             and (can.drafter or config.draft_group is None)
-            and not EngineLockstep.lacking(can, config, ())
+            and not EngineLockstep.unsupported(can, config, ())
         )
 
     @staticmethod
-    def suitable(config: EngineConfig) -> str:
+    def suitable_option(config: EngineConfig) -> str:
         return f"--impl {engine('vllm').newest('offload' if config.connects else '')}"
 
     @property
@@ -142,10 +142,10 @@ class EngineLockstep(AnyLockstep):
             kv_sources=tuple(texts.sources),
             reason=outcome.reason if isinstance(outcome, Refused) else None,
         )
-        self._judge(step, broken(step, self.waived), self.clauses.values())
+        self._judge(step, failed_clauses(step, self.waived), self.clauses.values())
         return self._count(outcome)
 
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         facts: BlockFacts = self.system.view()
         if not isinstance(self.system, WorkerSystem):
             facts = copied_view(self._can.system_kind, facts)

@@ -44,7 +44,7 @@ class ReleaseTree:
 
     # -- locks ------------------------------------------------------------------------------------
 
-    def newcomer(self, req: Any) -> None:
+    def reset_match(self, req: Any) -> None:
         """Reset the match of `req`, as an admission without one leaves it: a node at the root, whose lock
         pins nothing."""
         req.last_node = self.root
@@ -177,8 +177,8 @@ class NumberedTree(ComponentTree):
     def root(self) -> Any:
         return self.cache.root_node_handle()
 
-    def newcomer(self, req: Any) -> None:
-        super().newcomer(req)
+    def reset_match(self, req: Any) -> None:
+        super().reset_match(req)
         self.lock(req)
 
     def lock(self, req: Any) -> None:
@@ -210,7 +210,7 @@ class UnifiedTree(ReceiptTree):
         super().__init__(cache, mapping)
         self._common = importlib.import_module("sglang.srt.mem_cache.common")
 
-    def newcomer(self, req: Any) -> None:
+    def reset_match(self, req: Any) -> None:
         req.last_node = self.cache.root_node_handle()
         self.lock(req)
 

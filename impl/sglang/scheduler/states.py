@@ -63,7 +63,7 @@ class States:
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
-    def has(self, slots: int, more: int = 1) -> bool:
+    def has_slots(self, slots: int, more: int = 1) -> bool:
         """Return whether there are so many slots, where the second is on demand: those of `more` requests."""
         if self.bearers is not None:
             size = int(self.rows.mamba_pool.size)
@@ -71,7 +71,7 @@ class States:
         return slots <= self.slots_left()
 
     def require(self, slots: int, more: int = 1) -> None:
-        require(self.has(slots, more), Reason.OUT_OF_STATES)
+        require(self.has_slots(slots, more), Reason.OUT_OF_STATES)
 
     def require_for_match(self, req: Any, lent: bool, owed: int, new: bool) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.

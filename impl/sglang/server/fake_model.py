@@ -282,7 +282,7 @@ class FakeModel:
 
     # -- forward passes -----------------------------------------------------------------------------
 
-    def begins(self, batch: Any) -> None:
+    def begin_round(self, batch: Any) -> None:
         """Begin a round: it writes after the reads of the one before it, and after its loads from the
         host."""
         self._read_all()
@@ -395,7 +395,7 @@ class FakeModel:
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """Run a forward pass, as TpModelWorker.forward_batch_generation does."""
-        self.begins(batch)
+        self.begin_round(batch)
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
 

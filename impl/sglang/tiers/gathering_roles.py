@@ -72,7 +72,7 @@ class DecodeGatherer(_RoleGatherer):
         side = self.side
         requests = []
         rooms = set()
-        states = {id(req): state for req, state in side.where()}
+        states = {id(req): state for req, state in side.requests_with_states()}
         token_rows = {id(entry.req): entry.metadata_buffer_index for entry in side.transfers.queue}
         token_rows |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
         for name, turn in side.arrivals.items():
@@ -157,7 +157,7 @@ class PrefillGatherer(_RoleGatherer):
         servers."""
         side = self.side
         states: dict[int, TierRequestState] = {}
-        for req, state in side.where():
+        for req, state in side.requests_with_states():
             states.setdefault(id(req), state)
         requests = []
         for name, turn in side.arrivals.items():

@@ -25,7 +25,7 @@ from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
 from impl.sglang.tiers.queue_utilities import utilities
-from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
+from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, stub_threads
 from impl.stand_ins import accepted_arguments
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
@@ -65,7 +65,7 @@ class _Tiered(Unified):
         controller: Any = load("sglang.srt.managers.cache_controller")
         controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
         controller.L2TransferEngine = CopyEngine
-        double(controller)
+        stub_threads(controller)
         self.clock = ServerClock()
         self.clock.install()
         self.hashes = Hashes()

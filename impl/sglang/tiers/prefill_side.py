@@ -308,7 +308,7 @@ class PrefillSide(OnServer):
         require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
         return self.sender(self.arrivals[name])
 
-    def where(self) -> Iterator[tuple[Any, TierRequestState]]:
+    def requests_with_states(self) -> Iterator[tuple[Any, TierRequestState]]:
         """Yield the requests of all queues, with their states; the first state of a request counts."""
         loop = self.loop
         poll = self.senders.poll
@@ -332,7 +332,7 @@ class PrefillSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget requests that have ended and are in no queue."""
-        known = {id(req) for req, _ in self.where()}
+        known = {id(req) for req, _ in self.requests_with_states()}
         ended = {
             name
             for name, turn in self.arrivals.items()

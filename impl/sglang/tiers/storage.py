@@ -125,7 +125,7 @@ class IOThread:
         cls.known = {}
 
 
-def double(controller: Any) -> None:
+def stub_threads(controller: Any) -> None:
     """Have the threads of a cache controller (its module) stop where this says, and its calls be short."""
     controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
     controller.Queue = Operations

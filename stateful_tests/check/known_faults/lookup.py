@@ -23,7 +23,7 @@ from stateful_tests.check.trees.base_selection import Base, BaseKind, lies_betwe
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.known_faults.explanation import known_fault
-from stateful_tests.check.known_faults.masks import holding, masks, release_of
+from stateful_tests.check.known_faults.masks import masks_of_violation, masks, release_of
 from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.replays import replay
@@ -211,7 +211,7 @@ class Lookup:
         if fault is None or run.violation is None:
             return ""
         of_base = [*masks(self.base.system, clause=trace.clause)]
-        held = holding(of_base, run.violation, run.violation.clause)
+        held = masks_of_violation(of_base, run.violation, run.violation.clause)
         return fault.id if any(mask.fault == fault for mask in held) else ""
 
     def _lies_between(self, faulty: SystemSpec) -> bool:

@@ -112,17 +112,17 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
     (trace, _) = retracts.there[0]
     explained = Explained()
 
-    def under(number, masks=(retracts, rejects), command=Abort):
+    def explained_by(number, masks=(retracts, rejects), command=Abort):
         commands = (*trace.commands[:-1], command("r1"))
         seen = Violation("SES-2", len(commands) - 1, Failure("x", f"{number} tokens"))
-        return explained.under(THREE, masks, replace(trace, commands=commands), seen, ())
+        return explained.candidates(THREE, masks, replace(trace, commands=commands), seen, ())
 
-    assert [under(number) for number in range(3)] == [[retracts]] * 3
-    assert [under(number) for number in range(3, 33)] == [(retracts, rejects)] * 30
+    assert [explained_by(number) for number in range(3)] == [[retracts]] * 3
+    assert [explained_by(number) for number in range(3, 33)] == [(retracts, rejects)] * 30
     assert looked == [0, 1, 16, 32] and len(told) == 3
-    assert under(0, command=Retract) == []  # another shape, which nothing explains
+    assert explained_by(0, command=Retract) == []  # another shape, which nothing explains
     assert looked[4:] == [33]
-    assert under(33) == (retracts, rejects)
+    assert explained_by(33) == (retracts, rejects)
     assert len(looked) == 5
 
 
@@ -154,7 +154,7 @@ def test_a_long_trace_is_not_attributed(monkeypatch):
     monkeypatch.setattr(explanation, "explains", lambda *_: True)
     monkeypatch.setattr(explanation, "explaining", lambda *_: retracts)
     both = retracts, rejects
-    assert Explained().under(THREE, both, replace(trace, commands=commands), seen, ()) == both
+    assert Explained().candidates(THREE, both, replace(trace, commands=commands), seen, ()) == both
 
 
 def test_a_fault_behind_a_switch_needs_it(release):

@@ -15,7 +15,7 @@ from reference.failures import Failure
 from reference.system_kinds import BLOCKS
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults import masks as masking
-from stateful_tests.check.known_faults.masks import Standing, beside, do_the_same
+from stateful_tests.check.known_faults.masks import Standing, compare_with_base, do_the_same
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
@@ -92,8 +92,8 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
 
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
-    assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
+    found = compare_with_base(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
+    assert (found.stands, [mask.fault.id for mask in found.candidates]) == (stands, under)
     [part] = questions
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
 
@@ -119,8 +119,8 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     base = SimpleNamespace(name="b")
-    assert beside(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
-    assert beside(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
+    assert compare_with_base(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
+    assert compare_with_base(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
 
 
 @pytest.mark.parametrize("known, stands", [(KNOWN, Standing.KNOWN), ([], Standing.UNTOLD)])
@@ -129,7 +129,7 @@ def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known,
     rows = [SimpleNamespace(outcome=Done()), SimpleNamespace(outcome=Refused(Reason.UNFAITHFUL))]
     monkeypatch.setattr(masking, "replay", lambda *_: SimpleNamespace(violation=None, rows=rows))
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    compared = beside(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
+    compared = compare_with_base(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
     assert compared.stands is stands and "no scheduler runs the last command" in compared.why
 
 

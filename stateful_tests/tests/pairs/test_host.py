@@ -92,8 +92,8 @@ def test_a_tree_without_the_connector_is_not_given_host_memory(pair):
     of_vllm = {name for name, config in PAIR_PRESETS.items() if not config.first_token}
     assert {*PairLockstep.presets_for(pair.capabilities)} == of_vllm
     assert {*PairLockstep.presets_for(can)} == of_vllm - HOSTS.keys()
-    assert "without host memory" in PairLockstep.lacking(can, BOTH, ())
-    assert PairLockstep.lacking(pair.capabilities, BOTH, ()) == ""
+    assert "without host memory" in PairLockstep.unsupported(can, BOTH, ())
+    assert PairLockstep.unsupported(pair.capabilities, BOTH, ()) == ""
 
 
 # -- what is judged -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from impl.bugs import broken
+from impl.bugs import torch_with_bug
 from impl.torch_kv import TorchKV
 from reference.clauses.memory_checks import TERMS, expected_report, miscount_lines
 from reference.clauses.step import Step
@@ -174,7 +174,7 @@ def test_an_uncounted_pool_may_lack_an_account(uncounted, clauses):
 )  # fmt: skip
 def test_a_false_alarm_is_explained(fixture, bug, since, expected):
     """Which pages, as what and as what, since which command."""
-    violation = replay(broken(bug), load(FIXTURES / f"{fixture}.json")).violation
+    violation = replay(torch_with_bug(bug), load(FIXTURES / f"{fixture}.json")).violation
     assert violation.since == since
     assert expected in violation.observed.split("\n")
 

@@ -39,7 +39,7 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
     number = api.RELEASES.index(release)
     for part, table in {"": api.CORE, **api.PARTS}.items():
         for (since, before), lines in parts.steps(table).items():
-            lacks = checkout.lacking(lines)
+            lacks = checkout.missing_names(lines)
             if api.RELEASES.index(since) > number:
                 # A release may have lines of a part that is driven from a later one on: pairs.
                 assert lacks or part == "pair", lines[0]
@@ -60,7 +60,7 @@ def test_each_line_of_a_part_begins_with_the_first_release_that_has_it(vllm, par
         at = api.RELEASES.index(since)
         if at > 0:
             checkout = probe.Checkout(vllm(api.RELEASES[at - 1]).root, "vllm", VLLM, ())
-            older += [line for line in lines if not checkout.lacking([line])]
+            older += [line for line in lines if not checkout.missing_names([line])]
     assert not older
 
 

@@ -13,7 +13,7 @@ from impl.sglang.server.clients import OPERATIONS, Client, Config, Turn
 LEAST_LEFT = 7  # tokens of the pool that a prompt must leave free; a server refuses a longer one
 
 
-def storm(
+def burst_of_clients(
     choices: Choices,
     config: Config,
     *,
@@ -95,7 +95,7 @@ def texts(
     return tuple(client(number) for number in range(1, count + 1))
 
 
-def talks(
+def resending_clients(
     choices: Choices, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
     """Draw clients without sessions that resend their conversation with each turn. The next turn, and

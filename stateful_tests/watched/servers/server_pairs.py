@@ -200,7 +200,7 @@ def environment(
     turns = {f"{client.name}.{at}": turn for client in asking for at, turn in enumerate(client.turns, 1)}
     events: list[NetworkChoice] = []
     for name, turn in turns.items():
-        events += _rests(choices, name)
+        events += _draw_delays(choices, name)
         if turn.abort:
             events += _aborts(choices, name, alone=kind == "alone")
         if kind == "failures" and once_in(choices, 5):
@@ -228,7 +228,7 @@ def environment(
     return tuple(events)
 
 
-def _rests(choices: Choices, name: str) -> list[NetworkChoice]:
+def _draw_delays(choices: Choices, name: str) -> list[NetworkChoice]:
     """Draw which messages of a request rest, and how long. Transfers rest long: short ones hide early
     frees."""
     rests = []

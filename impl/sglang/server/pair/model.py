@@ -135,8 +135,8 @@ class ServerModel(FakeModel):
         names = {"full": "full_attn_allocator", "swa": "swa_attn_allocator"}
         return self.release.free_pages(getattr(allocator, names[pool], allocator))
 
-    def begins(self, batch: Any) -> None:
-        super().begins(batch)
+    def begin_round(self, batch: Any) -> None:
+        super().begin_round(batch)
         if batch.forward_mode.is_extend():
             kind = "computes a prompt part"
             if self.tier is not None and batch.hicache_consumer_index >= 0:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from impl.sglang.server.outcome import PairEvent
-from impl.sglang.server.pair.choices import RECEIVER, NetworkChoice, NetworkChoices, harms
+from impl.sglang.server.pair.choices import RECEIVER, NetworkChoice, NetworkChoices, can_fail
 from impl.sglang.server.pair.stand_ins import NamedPages
 from impl.sglang.server.pair.turns import Stage
 from reference.pairs.config import DECODE, PREFILL, SERVERS
@@ -62,7 +62,7 @@ class PlayedNetwork:
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
         self.stage = stage
         self.choices = NetworkChoices(choices)
-        self.harmed = harms(choices)
+        self.harmed = can_fail(choices)
         self.harmed_by_time = any(choice.what in ("clock", "death") for choice in choices)
         self.rooms: dict[int, str] = {}
         self.told_success: set[int] = set()
@@ -86,7 +86,7 @@ class PlayedNetwork:
 
     # -- what the conductor asks --------------------------------------------------------------------
 
-    def passes(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step: copy blocks that come late."""
         self.step += 1
         self.seconds += STEP_S
@@ -109,7 +109,7 @@ class PlayedNetwork:
         if len(self.events) < EVENTS:
             self.events.append(PairEvent(self.step, where, says))
 
-    def dies(self, server: str) -> None:
+    def end_server(self, server: str) -> None:
         """End a server: it sends and receives nothing more."""
         self.gone.add(server)
         self._inboxes[server].clear()

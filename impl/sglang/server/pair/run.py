@@ -223,7 +223,7 @@ class Conductor:
         before = 0
         timeouts = deque(TIMEOUTS)
         while network.step < STEPS and not self.error:
-            network.passes()
+            network.begin_step()
             moved = self._environment() | self._clients() | self._threads() | self._schedulers()
             waits = self._router or self._paused or not network.rests or not self._tiers_rest()
             quiet = 0 if moved or waits else quiet + 1
@@ -282,7 +282,7 @@ class Conductor:
                 network.seconds += each.steps
                 network.tell("wire", f"the clock moves by {each.steps} s")
             else:
-                network.dies(each.side)
+                network.end_server(each.side)
                 self._paused.pop(each.side, None)
                 if each.side == PREFILL:
                     self._heartbeat = network.step + HEARTBEAT
