@@ -279,8 +279,8 @@ def test_states_that_facts_are_told_by_stand_in_a_table(adapter):
         pytest.skip(str(error))
     driven = [root / file for file in nearest.read(adapter.engine).files]
     members = enumeration_members(file for file in driven if file.is_file())
-    told = texts([*files(adapter), *CLAUSES]) & members
-    assert told <= names_in_tables(adapter.table) | {*adapter.accepted}
+    members_read = texts([*files(adapter), *CLAUSES]) & members
+    assert members_read <= names_in_tables(adapter.table) | {*adapter.accepted}
 
 
 @each

@@ -79,9 +79,9 @@ def _parameters_taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None
 
 def _report_text(default: ast.expr) -> str:
     """Return a default; of `field(default=..)` and `field(default_factory=..)` what it says."""
-    said = {}
+    arguments = {}
     if isinstance(default, ast.Call):
-        said = {word.arg: ast.unparse(word.value) for word in default.keywords}
-    if "default" in said:
-        return said["default"]
-    return f"{said['default_factory']}()" if "default_factory" in said else ast.unparse(default)
+        arguments = {word.arg: ast.unparse(word.value) for word in default.keywords}
+    if "default" in arguments:
+        return arguments["default"]
+    return f"{arguments['default_factory']}()" if "default_factory" in arguments else ast.unparse(default)

@@ -133,8 +133,8 @@ def keep_freed_page(step: Step, pool: str) -> Step:
         was = step.before.pools[pool]
         now = pools[pool]
         page = next(o for o in was.owned if o.page in now.free)
-        rest = [p for p in now.free if p != page.page]
-        return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
+        free_pages = [p for p in now.free if p != page.page]
+        return pools | {pool: now._replace(free=free_pages, owned=[*now.owned, page])}
 
     return change_facts(step, pools=change)
 

@@ -42,8 +42,8 @@ def freed_more(step: Step, pool: str) -> Step:
     def change(pools: dict) -> dict:
         now = pools[pool]
         page = next(_stay(step, pool))
-        kept = [o for o in now.owned if o != page]
-        return pools | {pool: now._replace(free=[*now.free, page.page], owned=kept)}
+        other_pages = [o for o in now.owned if o != page]
+        return pools | {pool: now._replace(free=[*now.free, page.page], owned=other_pages)}
 
     return change_facts(step, pools=change)
 
@@ -129,9 +129,9 @@ def test_a_refusal_is_about_missing_and_unexpected_owners():
 @pytest.mark.parametrize("shown", [{}, {"r1": None}])
 def test_a_request_that_is_not_shown_has_no_cut_and_owes_no_page(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
-        seen = step.after.requests
+        request_facts = step.after.requests
         hidden = change_facts(
-            step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()}
+            step, requests={name: request_facts[name]._replace(cursors=at) for name, at in shown.items()}
         )
         assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
 

@@ -212,15 +212,15 @@ def test_an_eviction_takes_unlocked_nodes(sizes, given, command, freed):
     ],
 )  # fmt: skip
 def test_which_nodes_there_are(sizes, given, nodes):
-    found = radix_tree.nodes(after(given, sizes=sizes).tree)
-    assert [(path_text(placed.path), placed.node.live) for placed in found] == nodes
+    nodes_found = radix_tree.nodes(after(given, sizes=sizes).tree)
+    assert [(path_text(placed.path), placed.node.live) for placed in nodes_found] == nodes
 
 
 def test_evicted_pages_are_given_back():
     was = after("insert h a4", sizes=WITH_TREE)
     [evict] = script("evict full 4")
-    gone = step_with_effects(was, evict)[2].gone
-    assert gone["full"] == gone["swa"] == {("tree a4", 0)}
+    evicted = step_with_effects(was, evict)[2].gone
+    assert evicted["full"] == evicted["swa"] == {("tree a4", 0)}
 
 
 def test_tombstones_alone_are_recovered():
@@ -413,9 +413,9 @@ def test_a_prompt_is_of_texts_that_there_are(text, says):
 )
 def test_bad_geometries_name_the_field(field, value):
     sizes = {f: getattr(PAGE4, f) for f in PAGE4.__slots__} | {field: value}
-    with pytest.raises(GeometryError) as caught:
+    with pytest.raises(GeometryError) as error:
         Geometry(**sizes)
-    assert caught.value.field == field
+    assert error.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_statements_about_the_past_are_true(name):
     assert {int(index) for index in re.findall(r"since command (\d+)", explained_run.text)} <= dates
     ends = {claim.until for claim in explained_run.claims}
     assert {int(index) for index in re.findall(r"let go at command (\d+)", explained_run.text)} <= ends
-    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
-        assert what == describe(run.trace.commands[int(index)])
+    for index, quoted in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
+        assert quoted == describe(run.trace.commands[int(index)])
     for index in re.findall(r"command (\d+)", explained_run.text):
         assert f"command {index} (" in explained_run.text, "told once in full"
 

@@ -21,7 +21,7 @@ def test_a_report_quotes_the_current_output(path, request, capsys):
     printed = capsys.readouterr().out
     if request.config.getoption("accept"):
         path.write_text(printed, encoding="utf-8")
-    told = path.read_text(encoding="utf-8")
-    assert without_versions(printed) == without_versions(told), (
+    report = path.read_text(encoding="utf-8")
+    assert without_versions(printed) == without_versions(report), (
         "accept what is true: pytest --accept"
     )

@@ -30,11 +30,11 @@ UNCLOSED = {"meta", "input", "br"}
 
 
 def replay_on(system: str, trace: Trace) -> Run:
-    found = resolve(system)
+    resolved = resolve(system)
     try:
-        return replays.replay(found, trace)
+        return replays.replay(resolved, trace)
     finally:
-        found.close()
+        resolved.close()
 
 
 def fixture(name: str) -> Trace:

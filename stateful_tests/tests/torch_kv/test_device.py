@@ -194,4 +194,4 @@ def test_device_work_does_not_grow_with_the_batch():
         return counts
 
     assert operators(2) == operators(16)
-    assert all(one <= many for one, many in zip(operators(1), operators(2), strict=True))
+    assert all(for_one <= for_many for for_one, for_many in zip(operators(1), operators(2), strict=True))

@@ -11,13 +11,13 @@ from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
 def test_the_same_seed_gives_the_same_population():
-    def made():
+    def draw_clients():
         choices = RandomChoices(5)
         config = population.configuration(choices, window=8)
         return config, random_clients.clients(choices, config, count=9, impatient=True)
 
-    assert made() == made()
-    assert made()[0].window == 8 and len(made()[1]) == 9
+    assert draw_clients() == draw_clients()
+    assert draw_clients()[0].window == 8 and len(draw_clients()[1]) == 9
 
 
 def test_every_second_run_is_a_scene():
