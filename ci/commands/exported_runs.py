@@ -35,7 +35,9 @@ class Wanted(NamedTuple):
 
 def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = "") -> None:
     """Run a test on releases and report how it ends. Raises NoTest where a run ends in another way.
-    about: the beginning of each line."""
+
+    about: the beginning of each line.
+    """
     from impl.process.run_test import outcomes
 
     ends = outcomes(*((target.root, target.release, [test]) for target in wanted), hook=hook)

@@ -10,7 +10,9 @@ from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, apply_edits
 
 def inline_helpers(source: str, code: str) -> str:
     """Return the source with each function of one line, which is called once, in the place of that call.
-    code: the test, whose calls count as well."""
+
+    code: the test, whose calls count as well.
+    """
     while (edits := next(_inlinings(source, code), None)) is not None:
         source = re.sub(r"\n{4,}", "\n\n\n", apply_edits(source, edits))
     return source

@@ -11,10 +11,12 @@ from ci.report.text_output import changes
 
 
 def text_of(data: Data) -> bytes:
-    """Return the JUnit report of a check. data: see `check_data`.
+    """Return the JUnit report of a check.
 
     A violation fails its clause for each machine that met it, unless the base shows it as well or a
     known fault explains it.
+
+    data: see `check_data`.
     """
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}

@@ -135,10 +135,12 @@ _TOTALS = {
 
 
 def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
-    """Return all logs together. strict: a gap or a cut line fails as well. unusable: why other files
-    are no logs.
+    """Return all logs together.
 
     A log of which less than half was judged is incomplete, as one without an event.
+
+    strict: a gap or a cut line fails as well.
+    unusable: why other files are no logs.
     """
     few = any(2 * log["events_judged"] < log["events"] or not log["events"] for log in logs)
     end = ending(

@@ -85,7 +85,9 @@ class Checkout:
 
     def missing(self, version: str, order: list[str], fact: str | None = None) -> list[Missing]:
         """Return the names that a release of that version has and these files lack; `order`: all versions.
-        fact: of that fact alone."""
+
+        fact: of that fact alone.
+        """
         return self.missing_names(self._of_version(version, order, fact))
 
     def missing_names(self, entries: Iterable[ApiLine]) -> list[Missing]:

@@ -38,9 +38,14 @@ class HostWaitError(RuntimeError):
 
 @dataclass
 class Counts:
-    """Counts of the device's work. operators: by name. elements: how many they produced or wrote; views
-    cost nothing. transfers: to the device. waits: by which operators. may_wait: how often, or
-    HostWaitError."""
+    """Counts of the device's work.
+
+    operators: by name.
+    elements: how many they produced or wrote; views cost nothing.
+    transfers: to the device.
+    waits: by which operators.
+    may_wait: how often, or HostWaitError.
+    """
 
     operators: Counter[str] = field(default_factory=Counter)
     elements: int = 0
@@ -68,7 +73,10 @@ def counting(may_wait: float = float("inf")) -> Iterator[Counts]:
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the device. held: the same on the CPU."""
+    """A tensor on the device.
+
+    held: the same on the CPU.
+    """
 
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -18,7 +18,10 @@ from reference.token_ids import token_of, tree_key
 
 @dataclass(slots=True, eq=False)
 class LockedPrefix:
-    """The prefix of a lock holder. slots: int64 [len(key)] on the device, as the tree handed them out."""
+    """The prefix of a lock holder.
+
+    slots: int64 [len(key)] on the device, as the tree handed them out.
+    """
 
     key: Key
     slots: Tensor
@@ -153,8 +156,10 @@ class LockHolders(Steps):
         self.store.free_starts(full[:: self.page_size], swa[:: self.page_size])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Return nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the
-        host."""
+        """Return nodes, lock holders and counters; waits for the device.
+
+        full_to_swa: the mapping on the host.
+        """
         if self.tree is None:
             return None
         held = {

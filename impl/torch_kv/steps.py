@@ -17,7 +17,10 @@ from reference.token_ids import token_id
 
 
 class Steps(MemoryChecks):
-    """Batched steps of requests. width: cells of a row (tokens)."""
+    """Batched steps of requests.
+
+    width: cells of a row (tokens).
+    """
 
     requests: dict[str, KVRequest]
     width: int
@@ -84,8 +87,10 @@ class Steps(MemoryChecks):
     def prefill(
         self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False
     ) -> None:
-        """Allocate and write the next tokens[i] positions of requests with rows. received: the KV comes from
-        another server, which sends SWA KV only for the last window."""
+        """Allocate and write the next tokens[i] positions of requests with rows.
+
+        received: the KV comes from another server, which sends SWA KV only for the last window.
+        """
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]

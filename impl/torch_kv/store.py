@@ -135,7 +135,10 @@ class KVStore:
     # Positions
 
     def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> BatchSpan:
-        """Return positions [start[i], start[i] + count[i]) of each row. counts: the host's copy of count."""
+        """Return positions [start[i], start[i] + count[i]) of each row.
+
+        counts: the host's copy of count.
+        """
         return BatchSpan(row, self.width, start, count, counts)
 
     def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
@@ -363,7 +366,10 @@ class KVStore:
             self._free_swa(self._page_starts(row, first, end, pages))
 
     def _free_swa(self, slots: Tensor) -> None:
-        """Free SWA pages. slots: int64 [n], the first full slot of each page."""
+        """Free SWA pages.
+
+        slots: int64 [n], the first full slot of each page.
+        """
         assert self.swa is not None
         self.swa.give(floor_divide(self.full_to_swa.take(slots), self.page_size))
         self._unmap(floor_divide(slots, self.page_size))

@@ -18,7 +18,10 @@ CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
 
 class DeviceJob:
-    """A submitted transfer. parts: (group, block, chunk, index in the chunk) of each block."""
+    """A submitted transfer.
+
+    parts: (group, block, chunk, index in the chunk) of each block.
+    """
 
     def __init__(self, job: int, load: bool, parts: tuple[Any, ...]) -> None:
         self.job = job
@@ -320,7 +323,10 @@ class Loads:
             self._lose(block, 0, self._steps)
 
     def _lose(self, block: int, first_slot: int, step: int) -> None:
-        """Clear the slots of a block from slot `first_slot` on. step: the step that reports it."""
+        """Clear the slots of a block from slot `first_slot` on.
+
+        step: the step that reports it.
+        """
         size = self._config.groups[0].block_size
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
         kept = slots[:first_slot] if owner == 0 else [self.transfers.empty] * first_slot
@@ -328,9 +334,11 @@ class Loads:
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
-        """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from
-        its first slot on is whole again, unless the entry reads lost blocks. lanes: have start, tokens
-        and tables."""
+        """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from its
+        first slot on is whole again, unless the entry reads lost blocks.
+
+        lanes: have start, tokens and tables.
+        """
         size = self._config.groups[0].block_size
         sound = list(lanes) if self._lost else []
         for lane in sound:

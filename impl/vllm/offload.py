@@ -74,9 +74,11 @@ def stand_ins_by_module() -> dict[str, dict[str, Any]]:
 
 
 def expose(root: Path | None = None) -> None:
-    """Set the names that the scheduler imports from `kv_connector.v1`, because the package's own code
-    imports every connector. root: the folder of a release; its storage and its simple connector are
-    prepared too, if it has them."""
+    """Set the names that the scheduler imports from `kv_connector.v1`, because the package's own code imports
+    every connector.
+
+    root: the folder of a release; its storage and its simple connector are prepared too, if it has them.
+    """
     package = importlib.import_module(_V1)
     base = importlib.import_module(f"{_V1}.base")
     for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA", "supports_hma"):
@@ -185,7 +187,10 @@ def _unsubmitted_stores(mover: Offloads, connector: Any) -> Iterator[Transfer]:
 
 def _submitted_jobs(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
     """Yield the jobs on the device, and the completed ones in `waited` or not yet reported. Forget all
-    others. current: jobs that are not from before a reset, None if all are current."""
+    others.
+
+    current: jobs that are not from before a reset, None if all are current.
+    """
     moving = {job.job for queue in transfers.queues.values() for job in queue}
     known = moving.union(waited, transfers.completed)
     transfers.jobs = {number: job for number, job in transfers.jobs.items() if number in known}

@@ -45,7 +45,10 @@ class CopyEvent:
 
 
 class PoolCopy(DeviceJob):
-    """A copy in the queue of the thread. events: the worker's list, to which the thread adds its event."""
+    """A copy in the queue of the thread.
+
+    events: the worker's list, to which the thread adds its event.
+    """
 
     def __init__(
         self, number: int, load: bool, parts: tuple[Part, ...], event: CopyEvent, events: list[Any]
@@ -67,8 +70,10 @@ class CopyingThread(Transfers):
         self, src_blocks: list[int], dst_blocks: list[int], is_store: bool, event_idx: int,
         events_list: list[Any], wait_event: Any = None,
     ) -> None:  # fmt: skip
-        """Queue a copy. wait_event: the event of a batch, which has run, because a batch runs when it is
-        scheduled."""
+        """Queue a copy.
+
+        wait_event: the event of a batch, which has run, because a batch runs when it is scheduled.
+        """
         del wait_event
         if is_store:
             blocks = src_blocks
@@ -164,8 +169,10 @@ def resets_host(connector: Any) -> bool:
 def parts_of(
     manager: Any, blocks: list[int], chunks: list[int], memory: dict[int, Any]
 ) -> tuple[Part, ...]:
-    """Return the parts of a transfer. memory: the device's; it determines the group of a block if neither
-    side has a hash."""
+    """Return the parts of a transfer.
+
+    memory: the device's; it determines the group of a block if neither side has a hash.
+    """
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     parts = []
     for block, chunk in zip(blocks, chunks, strict=True):
@@ -221,7 +228,10 @@ def transfers_of(manager: Any) -> Iterator[Moving]:
 def pool_facts(
     mover: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
 ) -> HostFacts:
-    """Return the facts of host memory. at_rest: the scheduler has received all results of the worker."""
+    """Return the facts of host memory.
+
+    at_rest: the scheduler has received all results of the worker.
+    """
     manager = scheduler.connector.scheduler_manager
     pool = manager.cpu_block_pool
     moving = tuple(_transfers(mover, manager))

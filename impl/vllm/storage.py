@@ -112,7 +112,10 @@ class Files:
         self.lookups = 0
 
     def reset(self, host: dict[int, Any]) -> None:
-        """Remove all files. host: host memory, by chunk."""
+        """Remove all files.
+
+        host: host memory, by chunk.
+        """
         self.host = host
         self.files = {}
         self.lookups = 0
@@ -138,13 +141,17 @@ class Files:
             self.host[offset // size] = [*self.files[path]]
 
     def write(self, chunks: int) -> bool:
-        """Run the oldest job that writes host memory to files. Return False if there is none. chunks: see
-        Threads.run."""
+        """Run the oldest job that writes host memory to files. Return False if there is none.
+
+        chunks: see Threads.run.
+        """
         return self.threads is not None and self.threads.run(load=False, chunks=chunks)
 
     def read(self, chunks: int) -> bool:
-        """Run the oldest job that reads files into host memory. Return False if there is none. chunks: see
-        Threads.run."""
+        """Run the oldest job that reads files into host memory. Return False if there is none.
+
+        chunks: see Threads.run.
+        """
         return self.threads is not None and self.threads.run(load=True, chunks=chunks)
 
     def are_present(self, paths: Sequence[str]) -> list[bool]:

@@ -202,7 +202,9 @@ class RequestTexts:
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Follow a command, and return the entries of its batch and its outputs, each with its expectation.
-        facts: the engine's, after the command."""
+
+        facts: the engine's, after the command.
+        """
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             self._add(command)

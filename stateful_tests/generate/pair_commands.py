@@ -111,8 +111,10 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
 def _with_block_size(
     config: EngineConfig, windows: list[int | None], size: int, drafter: int | None
 ) -> EngineConfig:
-    """Return the engine with these windows and blocks of one size, as a connector needs them. drafter:
-    the group with the drafter's layers."""
+    """Return the engine with these windows and blocks of one size, as a connector needs them.
+
+    drafter: the group with the drafter's layers.
+    """
     groups = (LayerGroup(size, window, drafter=index == drafter) for index, window in enumerate(windows))
     return _with_groups(config, tuple(groups))
 

@@ -65,7 +65,10 @@ class AttentionBackend:
 
 
 class Factory:
-    """A stand-in for `KVConnectorFactory`. push: servers have the push connector instead of the pull one."""
+    """A stand-in for `KVConnectorFactory`.
+
+    push: servers have the push connector instead of the pull one.
+    """
 
     push = False
 

@@ -146,7 +146,10 @@ class NoThread:
 
 
 class LoopPasses:
-    """A stand-in for the events that stop and wake a thread. left: remaining passes of its loop."""
+    """A stand-in for the events that stop and wake a thread.
+
+    left: remaining passes of its loop.
+    """
 
     left = 0
 
@@ -296,8 +299,10 @@ class PairServer(EngineDriver):
     def serve(
         self, name: str, request_id: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
     ) -> Outcome:  # fmt: skip
-        """Add a request to the scheduler. parameters: the connector's transfer parameters, None without a
-        transfer."""
+        """Add a request to the scheduler.
+
+        parameters: the connector's transfer parameters, None without a transfer.
+        """
         self.clear_step_facts()
         if self._in_step:
             return Refused(Reason.WRONG_PHASE)

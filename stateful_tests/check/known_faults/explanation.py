@@ -172,8 +172,10 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
 def known_fault_beside(
     base: AnySystem, beside_base: Sequence[Mask], system: AnySystem, run: Run
 ) -> KnownFault | None:
-    """Return the known fault of a tree that has a base: the base decides, as in a check. beside_base:
-    the masks of both."""
+    """Return the known fault of a tree that has a base: the base decides, as in a check.
+
+    beside_base: the masks of both.
+    """
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause

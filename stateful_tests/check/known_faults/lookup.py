@@ -47,7 +47,10 @@ class Shows(StrEnum):
 
 
 class SeenOnRelease(NamedTuple):
-    """The behaviour of a release in a trace. fault: the id of a known fault, with FAULT."""
+    """The behaviour of a release in a trace.
+
+    fault: the id of a known fault, with FAULT.
+    """
 
     release: str
     what: Shows
@@ -224,9 +227,11 @@ class Lookup:
 
 
 def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
-    """Return the findings, each with the function that differs from the base in the file in which it
-    fails. differing: functions that differ from a release, which a tree may leave in many places: other
-    files say nothing."""
+    """Return the findings, each with the function that differs from the base in the file in which it fails.
+
+    differing: functions that differ from a release, which a tree may leave in many places: other files say
+        nothing.
+    """
     named = []
     for finding in findings:
         looked_up = finding.looked_up
@@ -241,8 +246,10 @@ def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding
 
 
 def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> str:
-    """Return the changed function that runs in the failing command, "" for none. near: only one of the file
-    in which it fails; else one of that file goes before others."""
+    """Return the changed function that runs in the failing command, "" for none.
+
+    near: only one of the file in which it fails; else one of that file goes before others.
+    """
     violation = finding.run.violation
     called = finding.run.called
     if violation is None or violation.step >= len(called):

@@ -155,8 +155,10 @@ class _Masking:
     on_base: bool = False
 
     def replay(self, file: str, trace: Trace, shown: str) -> None:
-        """Replay a trace of the fault. shown: the clause by which the release shows the fault. Raises
-        DoesNotStart and Misfit."""
+        """Replay a trace of the fault.
+
+        shown: the clause by which the release shows the fault. Raises DoesNotStart and Misfit.
+        """
         try:
             seen = replay(self.system, trace).violation
         except (DoesNotStart, Misfit):

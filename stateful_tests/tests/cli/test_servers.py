@@ -55,7 +55,7 @@ def log_of_ended_server():
     return re.sub('"process":[0-9]+', f'"process":{ended_process()}', Path(LOG).read_text(), count=1)
 
 
-def test_a_mismatch(wrong, tmp_path, capsys):
+def test_a_mismatch_is_reported_and_its_commands_are_saved(wrong, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
     text = capsys.readouterr().out
@@ -295,7 +295,7 @@ def test_events_are_listed(capsys):
         ([__file__], "no watcher's log"),
     ],
 )
-def test_unusable_input(arguments, says, capsys):
+def test_unusable_input_is_reported_in_one_line(arguments, says, capsys):
     assert run(["validate", *arguments]) == 2
     complaint = capsys.readouterr().err
     assert says in complaint and complaint.count("\n") == 1

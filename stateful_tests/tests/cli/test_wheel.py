@@ -61,8 +61,10 @@ def unpacked_wheel(wheel):
 
 @pytest.fixture
 def run_installed(unpacked_wheel, tmp_path):
-    """Run lines of `kvspec` from the wheel in an empty folder, in one process whose terminal has a narrow
-    encoding; gives the exit code of each and what it printed."""
+    """Return a function that runs command lines from the wheel, and returns the exit code and output of each.
+
+    They run in an empty folder, in one process whose terminal has a narrow encoding.
+    """
 
     def run(*lines, without=""):
         site = sysconfig.get_path("purelib")
@@ -138,8 +140,8 @@ def test_the_installed_commands_write_the_document_and_prove(run_installed, tmp_
 
 def check_lines(run_installed, expected):
     seen = run_installed(*expected)
-    for (line, (code, says)), (ended, out) in zip(expected.items(), seen, strict=True):
-        assert ended == code and says in out and "\x1b" not in out, (line, out)
+    for (line, (code, part)), (ended, out) in zip(expected.items(), seen, strict=True):
+        assert ended == code and part in out and "\x1b" not in out, (line, out)
 
 
 MISSING = {
@@ -165,8 +167,8 @@ MISSING = {
 def test_a_missing_extra_is_reported_in_one_line(missing, run_installed):
     expected = MISSING[missing]
     outcomes = run_installed(*expected, without=missing)
-    for (line, says), (code, out) in zip(expected.items(), outcomes, strict=True):
-        assert code == 2 and says in out and len(out.splitlines()) == 1, (line, out)
+    for (line, part), (code, out) in zip(expected.items(), outcomes, strict=True):
+        assert code == 2 and part in out and len(out.splitlines()) == 1, (line, out)
 
 
 def test_an_engine_needs_neither_torch_nor_a_solver(run_installed):

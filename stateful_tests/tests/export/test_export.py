@@ -161,7 +161,7 @@ def they_assert_one_fact(made: Exported) -> None:
     ] == []
 
 
-def test_each_stands_by_itself(exported_tests):
+def test_an_exported_test_imports_nothing_of_kvspec(exported_tests):
     """Python, torch and sglang alone; nothing that is not used; the story of the trace."""
     for name in MENDED:
         tree = ast.parse(exported_tests.texts[name])

@@ -361,7 +361,7 @@ def test_other_implementations_are_refused(kvspec):
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
 
 
-def test_a_bug_report(kvspec):
+def test_a_story_is_the_text_of_a_bug_report(kvspec):
     code, out, _ = kvspec("export", str(BUG), "--as", "story")
     assert code == 0
     assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
@@ -387,6 +387,6 @@ def test_a_bug_report(kvspec):
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )
-def test_no_bug_report(kvspec, options, says):
+def test_a_trace_that_shows_nothing_gives_no_bug_report(kvspec, options, says):
     code, out, err = kvspec("export", str(BUG), "--as", "story", *options)
     assert (code, out, says in err) == (2, "", True)

@@ -119,7 +119,7 @@ def test_assumptions_about_quotients_hold_in_python():
 
 
 @pytest.mark.parametrize("margin", window_theorem.MARGINS)
-def test_the_window_theorem_on_every_small_case(margin):
+def test_the_window_theorem_holds_on_every_small_case(margin):
     """The condition as it is printed, the functions, and the reference in plain numbers."""
     policy = window_theorem.POLICIES[margin]
     holes = 0

@@ -128,8 +128,10 @@ def _stamp_slots(step: Step, slot: str, text: str) -> Step:
 
 
 def _tear_page(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
-    """Return the step with slots of a page that form none. what: torn or torn_swa. end: of the page, if it is
-    the tree's."""
+    """Return the step with slots of a page that form none.
+
+    what: torn or torn_swa. end: of the page, if it is the tree's.
+    """
     pool = "full" if what == "torn" else "swa"
     whose = holder.replace("_", " ")
     torn = Torn(whose, pool, int(start), value(slots), *map(path, end))

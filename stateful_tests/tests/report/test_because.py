@@ -169,7 +169,7 @@ class Forgetful(OwnShape):
         return structs.replace(view, sessions=blank)
 
 
-def test_a_history_of_other_tokens():
+def test_the_first_other_token_of_a_history_is_named():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
     explanation = because(replays.replay(Forgetful(resolve("torch")), trace))
     assert explanation.text == (
@@ -268,7 +268,7 @@ class AddsToTheInput(ReferenceSystem):
         return structs.replace(view, requests=more)
 
 
-def test_an_input_of_other_tokens():
+def test_a_longer_input_is_explained_by_its_length():
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, script("open s1; submit r1 in s1 +3"))
     text = because(replays.replay(AddsToTheInput(), trace)).text
     assert text.startswith(

@@ -67,7 +67,7 @@ def test_upstream_tests_fail_at_their_own_assertion(engine):
     by_hook: dict[str, list] = {}
     for fault in (fault for fault in TESTED if fault.engine == engine):
         try:
-            root = resolve(f"{engine}=={newest}{'+offload' * (fault.way == 'offload')}").root
+            root = resolve(f"{engine}=={newest}{'+offload' if fault.way == 'offload' else ''}").root
         except UnusableImplementation as error:
             pytest.skip(str(error))
         if not (root / READS.get(fault.test, "")).exists():

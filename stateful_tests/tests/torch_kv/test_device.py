@@ -113,7 +113,7 @@ def waits(work: Callable[[], Any]) -> int:
     return len(counts.waits)
 
 
-def test_reading_waits():
+def test_reading_a_value_waits_for_the_device():
     x = on_device()
     for number, work in enumerate((
         x[0].item, x.tolist, x.cpu, x.nonzero, x.any().__bool__, x[1].__index__, x.__repr__,

@@ -201,7 +201,7 @@ def test_a_request_without_room_in_host_memory_starts_again(system):
     assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
 
 
-def test_no_more_children_than_configured(system):
+def test_more_children_than_configured_are_refused(system):
     add = Add("r1", 1, 3, children=3)
     run = outcomes(system, add, config=engine_preset("forks"))
     assert run.rows[0].outcome == Refused(Reason.UNFAITHFUL)
