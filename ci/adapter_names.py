@@ -98,7 +98,7 @@ def _names_read(tree: ast.Module) -> Iterator[str]:
 def _names_given(tree: ast.Module) -> Iterator[str]:
     """Return names that are stored in objects of others or given by keys of dictionaries. A class named as a
     mixin is a base of a class of the release: what it stores is as well."""
-    aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
+    aside = {id(node) for declared in ast.walk(tree) if _declares(declared) for node in ast.walk(declared)}
     for node in ast.walk(tree):
         if id(node) in aside:
             continue
@@ -121,9 +121,9 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
 
 
 def _stored_names(node: ast.ClassDef) -> Iterator[str]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
-            yield each.attr
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            yield child.attr
 
 
 def _declares(node: ast.AST) -> bool:

@@ -58,14 +58,14 @@ def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
 def faithful(line: CorpusLine) -> CorpusLine:
     """Return the line in faithful mode, if it meets its situation there: then it runs in both."""
     other = line._replace(mode=Mode.FAITHFUL)
-    return other if corpus.meets(other) is not None else line
+    return other if corpus.step_of_situation(other) is not None else line
 
 
 def shrunk_line(line: CorpusLine) -> CorpusLine:
     """Return the line up to its situation, without commands that it does not need."""
 
     def cut_after_situation(commands: Commands) -> Commands | None:
-        end = corpus.meets(line._replace(commands=commands))
+        end = corpus.step_of_situation(line._replace(commands=commands))
         return None if end is None else commands[: end + 1]
 
     return line._replace(commands=drop(line.commands, cut_after_situation))
@@ -120,7 +120,7 @@ def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[Corpu
 
 def ends_with_situation(line: CorpusLine) -> bool:
     """Return whether the last command meets the situation, and no earlier one does."""
-    return corpus.meets(line) == len(line.commands) - 1
+    return corpus.step_of_situation(line) == len(line.commands) - 1
 
 
 @click.command()

@@ -43,12 +43,12 @@ def message(trace: str, release: str) -> str:
         return ""
     if violation is None:
         return ""
-    told = [
+    described = [
         each.observed
         for clause, each in zip(violation.clauses, violation.failures)
         if clause == "BROKEN" or clause.startswith("CHK-")
     ]
-    return told[0] if told else ""
+    return described[0] if described else ""
 
 
 def messages(fault: KnownFault) -> dict[str, list[str]]:
@@ -57,8 +57,8 @@ def messages(fault: KnownFault) -> dict[str, list[str]]:
     newest = [release for release in releases(fault.engine) if fault.is_in(release)][-1]
     by_trace = {}
     for trace in fault.traces:
-        own = SystemSpec.parse(_release_of_folder(trace)).version or newest
-        texts = [message(trace, each) for each in dict.fromkeys((fault.first, own, newest))]
+        own_version = SystemSpec.parse(_release_of_folder(trace)).version or newest
+        texts = [message(trace, version) for version in dict.fromkeys((fault.first, own_version, newest))]
         if distinct := [*dict.fromkeys(filter(None, texts))]:
             by_trace[trace] = distinct
     return by_trace
@@ -70,10 +70,10 @@ def _release_of_folder(trace: str) -> str:
 
 
 if __name__ == "__main__":
-    kept = json.loads(MESSAGES.read_text("utf-8")) if MESSAGES.is_file() else {}
+    saved_messages = json.loads(MESSAGES.read_text("utf-8")) if MESSAGES.is_file() else {}
     for fault in known_faults().values():
         if shows_message(fault) and (not sys.argv[1:] or fault.id in sys.argv[1:]):
-            kept[fault.id] = messages(fault)
-            print(fault.id, kept[fault.id])
-    kept = {fault: kept[fault] for fault in known_faults() if kept.get(fault)}
-    MESSAGES.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            saved_messages[fault.id] = messages(fault)
+            print(fault.id, saved_messages[fault.id])
+    saved_messages = {fault: saved_messages[fault] for fault in known_faults() if saved_messages.get(fault)}
+    MESSAGES.write_text(json.dumps(saved_messages, indent=1) + "\n", "utf-8")

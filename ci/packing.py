@@ -43,9 +43,9 @@ class Packing(BuildHookInterface[Any]):
         self._made = tempfile.TemporaryDirectory()
         for number, (path, target) in enumerate(files(home)):
             if path.suffix == ".py":
-                made = Path(self._made.name, str(number))
-                made.write_text(moved_source(path), encoding="utf-8")
-                path = made
+                moved_file = Path(self._made.name, str(number))
+                moved_file.write_text(moved_source(path), encoding="utf-8")
+                path = moved_file
             build_data["force_include"][str(path)] = target
 
     def finalize(self, *_: Any) -> None:
@@ -73,9 +73,9 @@ def moved_source(path: Path, modules: dict[str, str] | None = None) -> str:
     text = _IMPORT.sub(r"from kvspec import \1", text)
     text = _SPELLED.sub(r"kvspec.\1", text)
     for node in ast.walk(ast.parse(text)):
-        named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if any(name.partition(".")[0] in PACKAGES for name in named):
+        module_names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        module_names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if any(name.partition(".")[0] in PACKAGES for name in module_names):
             raise ValueError(f"{path}: cannot be moved into kvspec: {ast.unparse(node)}")
     return text
 

@@ -40,7 +40,10 @@ class DrawnPage(Protocol):
 
 
 class ExportedTests(Protocol):
-    """Makes a trace a unit test of a release's own classes. ENGINE: the engine whose releases it knows."""
+    """Makes a trace a unit test of a release's own classes.
+
+    ENGINE: the engine whose releases it knows.
+    """
 
     ENGINE: str
 
@@ -58,7 +61,10 @@ class ExportedTests(Protocol):
 
 
 class ServerAsserts(Protocol):
-    """The assertions of a test of SGLang's classes, and the sizes of its server. HOOK: loads the release."""
+    """The assertions of a test of SGLang's classes, and the sizes of its server.
+
+    HOOK: loads the release.
+    """
 
     HOOK: str
 

@@ -14,7 +14,11 @@ Played = Sequence[Choice] | Report | Freed | None
 
 
 class RequestPhase(Enum):
-    """The phase of a request. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
+    """The phase of a request.
+
+    QUEUED: submitted or retracted.
+    ADMITTED: nothing extended since.
+    """
 
     QUEUED = auto()
     ADMITTED = auto()

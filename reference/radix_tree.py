@@ -278,9 +278,9 @@ def _mark_used(tree: Tree, key: Key) -> Tree:
         node = placed.node
         if after is not None:
             node = node._replace(children=_replace_child(node.children, after.node, below))
-        seen = now if node.live and placed.end > window_begin else node.swa_used
+        swa_used = now if node.live and placed.end > window_begin else node.swa_used
         state = now if node.state_used and placed.end == len(key) else node.state_used
-        below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
+        below = (node._replace(full_used=now, swa_used=swa_used, state_used=state),)
     if path:
         tree = tree._replace(children=_replace_child(tree.children, path[0].node, below))
     return tree._replace(clock=now)
@@ -293,7 +293,7 @@ def with_values(node: Node, **values: int | bool) -> tuple[Node, ...]:
 # The operations; `tree_eviction.py` has evict.
 
 
-def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
+def usable_length(tree: Tree, key: Key, full_only: bool = False) -> int:
     """Return the length of `key`, which ends with a node, that a request may resume from, in whole
     nodes.
 
@@ -304,12 +304,12 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     """
     best = 0
     live_run = 0
-    whole = True
+    no_tombstone = True
     for placed_node in path_of(tree, key):
         live_run = live_run + len(placed_node.node.key) if placed_node.node.live else 0
-        whole = whole and placed_node.node.live
+        no_tombstone = no_tombstone and placed_node.node.live
         if full_only or (
-            (tree.window is None or whole or live_run >= tree.window)
+            (tree.window is None or no_tombstone or live_run >= tree.window)
             and (not tree.states or placed_node.node.state_used)
         ):
             best = placed_node.end
@@ -320,7 +320,7 @@ def match(tree: Tree, key: Key, full_only: bool = False) -> tuple[Tree, int]:
     """Return the longest usable prefix of `key`, and the tree with a split at its end where the key
     leaves a node."""
     tree, matched = _with_node_at(tree, whole_pages(tree, key))
-    length = usable(tree, matched, full_only)
+    length = usable_length(tree, matched, full_only)
     return _mark_used(tree, matched[:length]), length
 
 
@@ -413,7 +413,7 @@ def insert_and_continue(
     other meanwhile.
     """
     grown, insertion = insert(tree, key, evicted)
-    if usable(grown, key) < len(key):
+    if usable_length(grown, key) < len(key):
         return None
     return lock(unlock(grown, holder), holder, key), insertion
 

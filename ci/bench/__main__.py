@@ -39,12 +39,12 @@ Run = tuple[Geometry, list[Command]]
 def _common_capabilities(systems: Iterable[System]) -> Capabilities:
     """Return the capabilities that all systems share."""
     can: Capabilities = registry.resolve("reference").capabilities
-    for each in (system.capabilities for system in systems):
+    for capabilities in (system.capabilities for system in systems):
         can = replace(
             can,
-            commands=can.commands & each.commands,
-            mixed_decode=can.mixed_decode and each.mixed_decode,
-            swa_tail=can.swa_tail and each.swa_tail,
+            commands=can.commands & capabilities.commands,
+            mixed_decode=can.mixed_decode and capabilities.mixed_decode,
+            swa_tail=can.swa_tail and capabilities.swa_tail,
         )
     return can
 

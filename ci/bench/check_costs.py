@@ -54,7 +54,8 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
         _EXPLAINING: (explanation.explaining_masks,),
         "the reference": (model.step,),
         "clauses": (
-            rows.broken, blocks.clauses.broken, tiers.clauses.broken, pairs.clauses.broken,
+            rows.failed_clauses, blocks.clauses.failed_clauses, tiers.clauses.failed_clauses,
+            pairs.clauses.failed_clauses,
         ),
         "situations": (situations.situations,),
         "drawing commands": (next_command.propose,),
@@ -99,7 +100,7 @@ class _Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count the seconds inside as this part; inside a phase other than driving, as that phase."""
-        phase = next((each for each in self._inside if each in _PHASES[1:]), name)
+        phase = next((phase_inside for phase_inside in self._inside if phase_inside in _PHASES[1:]), name)
         self._count(at_phase=name in _PHASES)
         self._inside.append(phase)
         try:

@@ -47,10 +47,10 @@ def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> 
     watched_first, watched_second: blocks of rounds of a pair of runs.
     """
     # the first warm up
-    one = watched_first.blocks_s[2:]
+    first_blocks = watched_first.blocks_s[2:]
     other = watched_second.blocks_s[2:]
-    first = sum(one[::2]) / sum(other[::2])
-    second = sum(other[1::2]) / sum(one[1::2])
+    first = sum(first_blocks[::2]) / sum(other[::2])
+    second = sum(other[1::2]) / sum(first_blocks[1::2])
     return 100 * (math.sqrt(first * second) - 1)
 
 
@@ -86,8 +86,8 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
             read_s = time.process_time() - started
         more = []
         for _ in range(pairs):
-            with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-                more.append(_overhead_percent(run(one, (ROUNDS, True)), run(other, (ROUNDS, False))))
+            with tempfile.TemporaryDirectory() as watched, tempfile.TemporaryDirectory() as other:
+                more.append(_overhead_percent(run(watched, (ROUNDS, True)), run(other, (ROUNDS, False))))
         rows.append({
             "tree": tree, "overlap": overlap, "forwards": outcome.forwards,
             "watched": round(1e6 * outcome.cpu_s / outcome.forwards, 1), "percent": round(median(more), 1),

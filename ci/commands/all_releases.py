@@ -31,7 +31,7 @@ def require_single_system_options(selector: SystemSelector, **options: str | Non
 
 
 def check(
-    systems: Sequence[SystemSpec], one: CheckOne, plan: Plan, out: ReportOut, *, detailed: bool
+    systems: Sequence[SystemSpec], check_one: CheckOne, plan: Plan, out: ReportOut, *, detailed: bool
 ) -> int:
     """Check each, one at a time. After an interrupt the report has the systems checked up to then."""
     from ci.report import text_output, check_text
@@ -40,7 +40,7 @@ def check(
     rows: list[Data] = []
     try:
         for spec in systems:
-            rows.append(row := _check_release(spec, one))
+            rows.append(row := _check_release(spec, check_one))
             if row["check"] is not None and detailed:
                 check_text.check(out.console, row["check"], detailed=True)
                 out.console.print()
@@ -67,7 +67,7 @@ def check(
     return out.end(data)
 
 
-def _check_release(spec: SystemSpec, one: CheckOne) -> Data:
+def _check_release(spec: SystemSpec, check_one: CheckOne) -> Data:
     """Check one release. An unavailable release, or a failed save, is one line and does not end the
     check."""
     row: Data = {
@@ -77,7 +77,7 @@ def _check_release(spec: SystemSpec, one: CheckOne) -> Data:
         "check": None,
     }
     try:
-        row["check"], save = one(spec)
+        row["check"], save = check_one(spec)
         row["exit_code"] = row["check"]["exit_code"]
         save()
     except Unusable as error:
@@ -119,8 +119,8 @@ def replay(
             {"file": path, "releases": rows_of_trace} for (path, _), rows_of_trace in zip(traces, rows)
         ],
     }
-    for each in data["traces"]:
-        run_text.replays(out.console, each)
+    for replayed in data["traces"]:
+        run_text.replays(out.console, replayed)
     return out.end(data)
 
 

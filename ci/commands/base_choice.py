@@ -27,25 +27,25 @@ OF_HISTORY = "git:"  # before a revision
 
 
 def with_system(
-    named: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
+    base_name: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
 ) -> tuple[Base | None, AnySystem]:
     """Yield the base of a check, None without one, and the system that `selector` names.
 
-    named: the value of --base.
+    base_name: the value of --base.
     opened: keeps both until the check ends.
     """
     from stateful_tests.check.trees.base_selection import BaseKind
 
-    if named is not None and not named.startswith(
+    if base_name is not None and not base_name.startswith(
         OF_HISTORY
     ):  # refused before anything is resolved
-        before = opened.enter_context(closing(named_base(named, selector)))
+        before = opened.enter_context(closing(named_base(base_name, selector)))
         system = opened.enter_context(closing(selector.resolve()))
         return _with_distance(before, system), system
     system = opened.enter_context(closing(selector.resolve()))
-    if named is not None:
-        revision = _revision(named.removeprefix(OF_HISTORY), "--base", selector, system)
-        with unusable(f"--base {named:.80}: ", Unusable):
+    if base_name is not None:
+        revision = _revision(base_name.removeprefix(OF_HISTORY), "--base", selector, system)
+        with unusable(f"--base {base_name:.80}: ", Unusable):
             return _base_in_history(revision, BaseKind.STATED, selector, system, opened), system
     return default_base(selector, since, system, opened), system
 
@@ -62,13 +62,13 @@ def default_base(
 
     if selector.checkout is None:
         return None
-    if (own := _own_revision(system, since)) is not None:
+    if (own_revision := _own_revision(system, since)) is not None:
         try:
-            base = _base_in_history(own, BaseKind.HISTORY, selector, system, opened)
+            base = _base_in_history(own_revision, BaseKind.HISTORY, selector, system, opened)
         except Unusable as error:
-            note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
+            note(f"{own_revision.name} ({own_revision.why}) cannot be driven: {error}. The base is a release")
         else:
-            if since is not None or own.is_head or not _is_far(base, system):
+            if since is not None or own_revision.is_head or not _is_far(base, system):
                 return base
     return _nearest_release(selector, system, opened)
 

@@ -131,7 +131,7 @@ def _in_releases(clause: str) -> list[str]:
     them."""
     from stateful_tests.lockstep.known_faults import known_faults
 
-    showing = (each for each in known_faults().values() if each.clauses[:1] == (clause,))
+    showing = (fault for fault in known_faults().values() if fault.clauses[:1] == (clause,))
     return [
         f"{fault.id}: {fault.engine} since {fault.first}"
         + (f", fixed in {fault.fixed}" if fault.fixed else "")

@@ -35,10 +35,12 @@ class Wanted(NamedTuple):
 
 def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = "") -> None:
     """Run a test on releases and report how it ends. Raises NoTest where a run ends in another way.
-    about: the beginning of each line."""
+
+    about: the beginning of each line.
+    """
     from impl.process.run_test import outcomes
 
-    ends = outcomes(*((each.root, each.release, [test]) for each in wanted), hook=hook)
+    ends = outcomes(*((target.root, target.release, [test]) for target in wanted), hook=hook)
     messages = []
     for each, (code, output) in zip(wanted, ends, strict=True):
         if code != each.code:
@@ -89,11 +91,11 @@ def target_of(exporting: Any, fixed: str, name: str, spec: SystemSpec) -> Releas
 
 def _fixed_spec(fixed: str, spec: SystemSpec) -> SystemSpec:
     """Return the release that --fixed names, driven as `spec` is."""
-    named = SystemSpec.parse(fixed if fixed.partition("==")[1] else f"{spec.engine}=={fixed}")
-    if named.engine != spec.engine or named.ways not in ((), spec.ways):
+    fixed_spec = SystemSpec.parse(fixed if fixed.partition("==")[1] else f"{spec.engine}=={fixed}")
+    if fixed_spec.engine != spec.engine or fixed_spec.ways not in ((), spec.ways):
         as_it_is = f"{spec.engine}==VERSION{''.join(f'+{way}' for way in spec.ways)}"
         raise Unusable(f"--fixed {fixed}: the test is run as --impl is: {as_it_is}, or a folder")
-    return spec.of_version(named.version)
+    return spec.of_version(fixed_spec.version)
 
 
 def _unwanted_end(name: str, code: int, output: str, wanted_code: int) -> str:

@@ -61,12 +61,12 @@ def init_adapter(name: str, kind: str, force: bool) -> int:
     title = "".join(part.capitalize() for part in name.split("_"))
     about, body = _toy_engine(kind, name, title)
     test = _TEST_HEAD + (_MACHINE if kind == "rows" else "") + _CHECK
-    made = {
+    written_files = {
         f"{name}.py": HEAD.format(name=name, title=title, about=about) + body,
         f"test_{name}.py": test.format(name=name, title=title, test=f"test_{name}.py"),
     }
-    files = [target_file(Path(file), force, "init-adapter") for file in made]
-    for file, text in zip(files, made.values()):
+    files = [target_file(Path(file), force, "init-adapter") for file in written_files]
+    for file, text in zip(files, written_files.values()):
         file.write_text(text, encoding="utf-8")
         click.echo(f"wrote   {file}")
     click.echo(f"check   kvspec check --impl {name}:make")

@@ -93,11 +93,10 @@ def save_traces(
             continue
         finding_data["replay"] = replay_command(finding_data["saved"], options)
         if html:
-            shown = Path(finding_data["saved"]).with_suffix(".html")
-            if write_beside(
-                shown, trace_page.page(finding_data, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
-            ):
-                finding_data["page"] = str(shown)
+            page_file = Path(finding_data["saved"]).with_suffix(".html")
+            page = trace_page.page(finding_data, group[0].run)
+            if write_beside(page_file, page, "--html", {"exit_code": Ending.VIOLATED}):
+                finding_data["page"] = str(page_file)
 
 
 class Saved:
@@ -145,7 +144,7 @@ class Saved:
                 if path not in self._there:
                     self._unsaid.add(path)
                 self._there[path] = trace
-            compared = [standings[each] for each in (first, *also) if each in standings]
+            compared = [standings[clause] for clause in (first, *also) if clause in standings]
             if path in self._unsaid and (self._base is None or len(compared) == 1 + len(also)):
                 self._unsaid.remove(path)
                 self._report([first, *also], compared)
@@ -154,11 +153,11 @@ class Saved:
         """Report findings that were not reported before. No file is named: a smaller trace may replace
         the trace, under another name."""
         if not {*clauses} <= self._said:
-            whose = {"NEW": ", NEW against ", "KNOWN": ", also in "}
+            labels = {"NEW": ", NEW against ", "KNOWN": ", also in "}
             [*of_all] = {standing.name for standing in standings}
-            against = whose.get(of_all[0], "") if len(of_all) == 1 else ""
-            beside = f"{against}{self._base}" if against else ""
-            found = f"found {', '.join(clauses)}{beside}"
+            against = labels.get(of_all[0], "") if len(of_all) == 1 else ""
+            against_base = f"{against}{self._base}" if against else ""
+            found = f"found {', '.join(clauses)}{against_base}"
             self._say(f"{found}: a trace is saved in {self._folder}, and is being minimised")
             self._said |= {*clauses}
 

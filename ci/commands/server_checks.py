@@ -101,7 +101,7 @@ def validate(
     from stateful_tests.watched.log_reader import NO_LOG
 
     if events:
-        rows = [mapping_row(each) for each in TABLE.values()]
+        rows = [mapping_row(mapping) for mapping in TABLE.values()]
         log_reports.events_table(out.console, rows)
         return out.end(rows)
     if not logs:
@@ -114,7 +114,7 @@ def validate(
         at_once = out.file is None
         readings.follow(
             partial(log_reports.show_at_once, out.console) if at_once else None,
-            lambda each: log_reports.begins(out.console, each.log.name, each.log.header),
+            lambda each: log_reports.print_beginning(out.console, each.log.name, each.log.header),
         )
     else:
         readings.read()

@@ -82,8 +82,8 @@ def json_option(command: _Command) -> _Command:
     """Add --json, for a command that takes `out`."""
 
     @wraps(command)
-    def run(*given: Any, json_file: str | None, **options: Any) -> Any:
-        return command(*given, out=ReportOut(json_file), **options)
+    def run(*arguments: Any, json_file: str | None, **options: Any) -> Any:
+        return command(*arguments, out=ReportOut(json_file), **options)
 
     return click.option(
         "--json",
@@ -179,10 +179,10 @@ def impl_options(command: _Command) -> _Command:
     `selector`."""
 
     @wraps(command)
-    def run(*given: Any, impl: str, device: str = "cpu", **options: Any) -> Any:
+    def run(*arguments: Any, impl: str, device: str = "cpu", **options: Any) -> Any:
         paths = {name: options.pop(f"{name}_path") for name in ENGINES}
         given_paths = {name: path for name, path in paths.items() if path is not None}
-        return command(*given, selector=_selector(impl, given_paths, device), **options)
+        return command(*arguments, selector=_selector(impl, given_paths, device), **options)
 
     for name in reversed(ENGINES):
         run = click.option(

@@ -68,7 +68,7 @@ class InterruptGuard:
 
 
 def check_system(
-    selector: SystemSelector, asked: Plan, how: CheckOptions
+    selector: SystemSelector, requested_plan: Plan, how: CheckOptions
 ) -> tuple[Data, Saves]:
     """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
@@ -85,19 +85,19 @@ def check_system(
         before = None if base is None else base.system
         early: dict[str, Run] = {}  # clause -> the run that showed it
         cut_short = InterruptGuard(early)
-        changed = _find_changes(system, selector, base, asked, how, early, cut_short)
+        changed = _find_changes(system, selector, base, requested_plan, how, early, cut_short)
         others = None
         engine_ways = way_map(system_spec(system).engine)
         if changed is not None:
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
-            asked = replace(asked, first=changed.first, favoured=favoured)
-            others = _plan_other_ways(system, changed, asked) if how.other_ways else None
+            requested_plan = replace(requested_plan, first=changed.first, favoured=favoured)
+            others = _plan_other_ways(system, changed, requested_plan) if how.other_ways else None
         if others is not None:
-            asked = others.plan
-        plan = check_plans.for_system(asked, system)
+            requested_plan = others.plan
+        plan = check_plans.for_system(requested_plan, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        named = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        worker_system = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
@@ -109,13 +109,13 @@ def check_system(
                     for mask in known.masks(system, before):
                         masks.append(mask)
                         progress.line(mask.line)
-                named = named._replace(also_checked=known.also_checked(system, masks))
+                worker_system = worker_system._replace(also_checked=known.also_checked(system, masks))
                 releases = None
                 if base is not None:
-                    releases = lookup.Lookup(base, system, executor, named.limits, note, changed)
+                    releases = lookup.Lookup(base, system, executor, worker_system.limits, note, changed)
                 result = campaign.run(
-                    system, asked, progress, before,
-                    executor=executor, named=named, found=saved, masks=masks,
+                    system, requested_plan, progress, before,
+                    executor=executor, named=worker_system, found=saved, masks=masks,
                     early=list(early.values()), interrupted=cut_short.interrupted, began=began,
                     lookup=releases,
                 )  # fmt: skip
@@ -133,10 +133,10 @@ def check_system(
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))
                 had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
                 for way, of_way in zip(result.ways, reports):
-                    machines = (each for each in of_way["machines"] if each["examples"])
+                    machines = (machine for machine in of_way["machines"] if machine["examples"])
                     had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
-                    engine_ways.function_text(each, spec.way, undriven, had) for each in changed.missed
+                    engine_ways.function_text(missed, spec.way, undriven, had) for missed in changed.missed
                 )
         if changed is None and base is not None:
             changed = _name_differences(base, system, result.findings)
@@ -149,7 +149,7 @@ def check_system(
             base=base,
             changed=changed,
         )
-        endings = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        endings = [data["exit_code"], *(report["exit_code"] for report in reports)]
         data |= {"ways": reports, "exit_code": gravest(endings)}
 
     def save() -> None:
@@ -221,9 +221,9 @@ def _find_changes(
         return None
     # A function that is known to run only in other ways is not looked for in this one.
     wanted = [
-        each
-        for each in changed.missed
-        if each not in engine_ways.functions or engine_ways.runs(each, own_way)
+        function
+        for function in changed.missed
+        if function not in engine_ways.functions or engine_ways.runs(function, own_way)
     ]
     if not wanted:
         return changed

@@ -41,7 +41,7 @@ def new_trace(selector: SystemSelector, into: str, force: bool) -> int:
     from ci.documents.new_trace import page_beside, skeleton_for, skeleton_trace
 
     trace_file = target_file(Path(into), force)
-    beside = target_file(Path(into).with_suffix(".md"), force)
+    guide = target_file(Path(into).with_suffix(".md"), force)
     with closing(selector.resolve()) as system:
         can = system.capabilities
     kind = can.system_kind
@@ -49,9 +49,9 @@ def new_trace(selector: SystemSelector, into: str, force: bool) -> int:
     trace = skeleton_trace(name, kind)
     save_trace(trace, trace_file)
     page = page_beside(name, trace, can, str(trace_file), selector.options)
-    write_file(beside, page, "--out")
+    write_file(guide, page, "--out")
     click.echo(f"wrote   {trace_file}")
-    click.echo(f"about   {beside}: what each step does, a recipe, all commands and sizes")
+    click.echo(f"about   {guide}: what each step does, a recipe, all commands and sizes")
     click.echo(f"replay  {replay_command(str(trace_file), selector.options)}")
     return Ending.CONFORMS
 
@@ -228,9 +228,9 @@ def _replay_fixture(file: str, trace: Trace, selector: SystemSelector, clause: s
         with unusable(f"{file}: ", authoring.NotPossible):
             return authoring.fixture(trace, system, healthy, clause)
     finally:
-        for each in (system, *healthy):
-            if each is not None:
-                each.close()
+        for replayed_system in (system, *healthy):
+            if replayed_system is not None:
+                replayed_system.close()
 
 
 @click.command()

@@ -103,8 +103,8 @@ def export(
     write_file(target, text, "--out")
     if form == "pytest":
         note(f"again: {shlex.join(['kvspec', 'run-test', str(target)])} {selector.options}")
-        if beside := _UPSTREAM.get(selector.spec.engine):
-            note(f"such tests are upstream in {beside}")
+        if upstream_folder := _UPSTREAM.get(selector.spec.engine):
+            note(f"such tests are upstream in {upstream_folder}")
     return Ending.CONFORMS
 
 
@@ -302,9 +302,9 @@ def _other_traces(
         trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
     ]
     if path.name in names:
-        for beside in map(path.with_name, names):
-            if beside != path and beside.is_file():
-                yield str(beside), load_trace(str(beside))
+        for neighbour in map(path.with_name, names):
+            if neighbour != path and neighbour.is_file():
+                yield str(neighbour), load_trace(str(neighbour))
     for fault in faults():
         for name in fault.traces:
             if FOLDER / name != path.resolve():

@@ -284,7 +284,7 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
             ("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several"
         )
     for torn in (*facts.torn, *facts.torn_swa):
-        yield difference(("torn",), torn.where, "whole pages, in order", list(torn.slots))
+        yield difference(("torn",), torn.slots_text, "whole pages, in order", list(torn.slots))
 
 
 def _page_list(pool: str) -> str:

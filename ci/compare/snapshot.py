@@ -259,7 +259,7 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
     nodes: dict[str, Data] = {}
     if tree is not None:
         for n in tree.nodes:
-            whole = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
+            has_all_swa = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
             nodes[path_text(n.path)] = {
                 "parent": path_text(n.path[: n.start]),
                 "start": n.start,
@@ -272,7 +272,7 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
                 "wrong": any(
                     got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)
                 ),
-                "half": n.live and not whole,
+                "half": n.live and not has_all_swa,
             }
     return nodes
 

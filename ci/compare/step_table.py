@@ -98,10 +98,10 @@ class _Drawer:
             if kinds[column[0]] <= 2 and len(columns_chosen) < max_columns:
                 columns_chosen.append(column)
         columns_chosen = columns_chosen or list(columns)[:1]  # its cells are empty but for the last row
-        shown = {self._holder(column[1]) for column in columns_chosen if column[0] == "cursors"}
+        shown_holders = {self._holder(column[1]) for column in columns_chosen if column[0] == "cursors"}
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         others: list[Column] = [
-            ("holders", name) for side in sides for name in side["holders"] if name not in shown
+            ("holders", name) for side in sides for name in side["holders"] if name not in shown_holders
         ]
         others += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
         others.append(("free",))
@@ -189,8 +189,8 @@ class _Drawer:
         if page is None:
             return "free"
         owners = [
-            f"{who.removeprefix('tree ')} {page_spans([at], self.page_size)}"
-            for who, at in page["owners"]
+            f"{owner.removeprefix('tree ')} {page_spans([at], self.page_size)}"
+            for owner, at in page["owners"]
         ]
         free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
         return " + ".join([*owners, *free]) or "nobody"

@@ -106,8 +106,8 @@ def search_entries(named_rows: Iterable[Data]) -> list[SearchEntry]:
     and bugs of the built-in implementation, whose rows are `named_rows`."""
     entries = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
     for row in named_rows:
-        seen = reporter_words().symptoms.get(row["clause"], "")
-        texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
+        symptoms = reporter_words().symptoms.get(row["clause"], "")
+        texts = {"name": row["id"], "says": row["title"], "seen": symptoms, "more": row["source"]}
         entries.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
     return entries
 
@@ -158,10 +158,10 @@ def _undriven_entries() -> Iterable[SearchEntry]:
     text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
     for engine, table in tomllib.loads(text).items():
         for reason, names in table["not_driven"].items():
-            shown = ", ".join(names[:_SHOWN_NAMES])
+            listed_names = ", ".join(names[:_SHOWN_NAMES])
             if more := len(names) - _SHOWN_NAMES:
-                shown += f" and {more} more" if more > 0 else ""
-            row = _plain_row("-", f"{reason}: {shown}", engine, "not driven")
+                listed_names += f" and {more} more" if more > 0 else ""
+            row = _plain_row("-", f"{reason}: {listed_names}", engine, "not driven")
             parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
             yield SearchEntry(
                 "not driven", engine, row, {"says": reason, "name": f"{' '.join(names)} {parts}"}
@@ -169,17 +169,17 @@ def _undriven_entries() -> Iterable[SearchEntry]:
 
 
 def _out_of_scope_entries() -> Iterable[SearchEntry]:
-    for each in reporter_words().beyond:
-        row = _plain_row("-", f"{each.what}: {each.says}", "any", "not driven")
+    for report in reporter_words().beyond:
+        row = _plain_row("-", f"{report.what}: {report.says}", "any", "not driven")
         yield SearchEntry(
-            "beyond", "", row, {"says": f"{each.what} {each.words}", "more": each.says}
+            "beyond", "", row, {"says": f"{report.what} {report.words}", "more": report.says}
         )
 
 
 def _plain_row(name: str, title: str, engine: str, verdict: str) -> Data:
     """Return the row of an entry that is no bug, with the fields of a bug that a listing shows."""
-    shown = {"id": name, "kind": "-", "title": title}
-    return shown | {"clause": verdict, "source": engine, "only": ""}
+    row = {"id": name, "kind": "-", "title": title}
+    return row | {"clause": verdict, "source": engine, "only": ""}
 
 
 def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
@@ -196,8 +196,8 @@ def find(query: Sequence[str], entries: Sequence[SearchEntry]) -> SearchResult:
     missing = []
     for word in content:
         own = _phrase_scores(index, [word]) or _phrase_scores(index, [word], begins=True)
-        alike = _phrase_scores(index, _synonyms(word))
-        best = {row: max(own.get(row, 0.0), _ALIKE * alike.get(row, 0.0)) for row in own | alike}
+        synonyms = _phrase_scores(index, _synonyms(word))
+        best = {row: max(own.get(row, 0.0), _ALIKE * synonyms.get(row, 0.0)) for row in own | synonyms}
         rarity = math.log(1 + len(entries) / (1 + len(best)))
         total += rarity
         if not best:
@@ -239,22 +239,22 @@ def _synonyms(word: str) -> list[str]:
     """Return other words for a word, by any of its forms."""
     stem = _with_stems(word)
     return [
-        each
+        word
         for group in reporter_words().same
-        if any(_with_stems(each) == stem for each in group)
-        for each in group
-        if _with_stems(each) != stem
+        if any(_with_stems(word) == stem for word in group)
+        for word in group
+        if _with_stems(word) != stem
     ]
 
 
 @cache
 def _with_stems(phrase: str) -> str:
     """Return a phrase with the stems of the index."""
-    with sqlite3.connect(":memory:") as made:
-        made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
-        made.execute("CREATE VIRTUAL TABLE v USING fts5vocab(t, instance)")
-        made.execute("INSERT INTO t VALUES (?)", (phrase,))
-        return " ".join(term for (term,) in made.execute("SELECT term FROM v ORDER BY offset"))
+    with sqlite3.connect(":memory:") as database:
+        database.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
+        database.execute("CREATE VIRTUAL TABLE v USING fts5vocab(t, instance)")
+        database.execute("INSERT INTO t VALUES (?)", (phrase,))
+        return " ".join(term for (term,) in database.execute("SELECT term FROM v ORDER BY offset"))
 
 
 def _search_index(entries: Sequence[SearchEntry]) -> sqlite3.Connection:
@@ -279,9 +279,9 @@ def _phrase_scores(
     if not phrases:
         return {}
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)
-    asked = f"{within}({' OR '.join(each)})"
+    fts_query = f"{within}({' OR '.join(each)})"
     weights = ", ".join(map(str, _WEIGHTS.values()))
     rows = index.execute(
-        f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (asked,)
+        f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (fts_query,)
     )
     return dict(rows)

@@ -55,8 +55,8 @@ def text() -> str:
 
 
 def _fault_row(fault: KnownFault, repository: str) -> str:
-    named = [fault.id, *map(str, range(2, len(fault.traces) + 1))]
-    names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)] or [fault.id]
+    fault_names = [fault.id, *map(str, range(2, len(fault.traces) + 1))]
+    names = [f"[{name}]({path})" for name, path in zip(fault_names, fault.traces)] or [fault.id]
     more = {"report": _report_text(fault), "test": fault.test}
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
     where = _release_span(fault, f"`+{fault.way}`")

@@ -57,7 +57,7 @@ def _coverage_section() -> str:
     """Describe what is driven and what is not, from the releases and the limits in README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
-    lines = [f"- {of.title}: {', '.join(of.releases)}" for of in map(engine, ENGINES)]
+    lines = [f"- {record.title}: {', '.join(record.releases)}" for record in map(engine, ENGINES)]
     return "\n".join(["## What is driven", "", "Releases:", "", *lines, "", "Limits:", "", limits])
 
 

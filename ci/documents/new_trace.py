@@ -99,11 +99,11 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ]
     recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
-        f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |"
-        for each in kind.commands
-        if each.__name__ in can.commands
+        f"| `{kind_name(command)}` | {in_words(command)} | {_command_text(command)} |"
+        for command in kind.commands
+        if command.__name__ in can.commands
     ]
-    others = [f"`{kind_name(each)}`" for each in kind.commands if each.__name__ not in can.commands]
+    others = [f"`{kind_name(command)}`" for command in kind.commands if command.__name__ not in can.commands]
     refused = [f"Other systems of this kind also have {', '.join(others)}.", ""] if others else []
     sizes = _sizes_text(kind.config)
     names = ", ".join(f"`{_with_default(field)}`" for field in fields(kind.config))
@@ -122,8 +122,8 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
 
 def _with_default(field: Field[Any]) -> str:
     """Return the name of a field, with its default if it has one."""
-    made = field.default if field.default_factory is MISSING else field.default_factory()
-    return field.name if made is MISSING else f"{field.name} {json.dumps(made, default=repr)}"
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return field.name if default is MISSING else f"{field.name} {json.dumps(default, default=repr)}"
 
 
 def _sizes_text(config: type) -> str:
@@ -148,8 +148,8 @@ def recipes() -> str:
     """Return the recipes by kind, as Markdown, for fixtures/README.md."""
     assert KINDS.keys() | _BASE.keys() <= skeletons().keys()
     parts = []
-    for made in skeletons().values():
-        if made.title:
-            lines = (f"{index}. {line}" for index, line in enumerate(made.recipe, 1))
-            parts += [f"**{made.title}**", "", *lines, ""]
+    for skeleton in skeletons().values():
+        if skeleton.title:
+            lines = (f"{index}. {line}" for index, line in enumerate(skeleton.recipe, 1))
+            parts += [f"**{skeleton.title}**", "", *lines, ""]
     return "\n".join(parts)

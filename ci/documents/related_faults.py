@@ -64,20 +64,20 @@ def related_faults(name: str) -> tuple[str, ...]:
     """Return the faults that share the cause of one: the text of either names the other, or a number that
     upstream gives to the cause of one is a cause or a report of the other, or one test shows both."""
     faults = known_faults()
-    own = faults[name]
+    fault = faults[name]
     return tuple(
         other.id
         for other in faults.values()
-        if other.id != name and other.engine == own.engine and _are_related(own, other)
+        if other.id != name and other.engine == fault.engine and _are_related(fault, other)
     )
 
 
-def _are_related(one: KnownFault, other: KnownFault) -> bool:
-    same_cause = {*one.cause} & {*other.cause}
-    cause_is_report = {*one.cause} & {*other.reports} or {*one.reports} & {*other.cause}
-    same_test = one.test is not None and one.test == other.test
-    named = _names_other(one, other.id) or _names_other(other, one.id)
-    return bool(same_cause or cause_is_report) or same_test or named
+def _are_related(fault: KnownFault, other: KnownFault) -> bool:
+    same_cause = {*fault.cause} & {*other.cause}
+    cause_is_report = {*fault.cause} & {*other.reports} or {*fault.reports} & {*other.cause}
+    same_test = fault.test is not None and fault.test == other.test
+    is_named = _names_other(fault, other.id) or _names_other(other, fault.id)
+    return bool(same_cause or cause_is_report) or same_test or is_named
 
 
 def _names_other(fault: KnownFault, other: str) -> bool:

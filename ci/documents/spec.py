@@ -294,22 +294,22 @@ def _example_steps(trace: Trace) -> list[Data]:
     state = model.initial(trace.sizes(Geometry), trace.mode)
     steps = list[Data]()
     target = None
-    for command, gone, following in zip(
+    for command, freed_ranges, following in zip(
         trace.row_commands, freed, (*trace.row_commands[1:], None), strict=True
     ):
         cut = target
         state, _ = model.step(state, command)
         target = _target(state, following)
-        whose, cursors = _held_row(state)
+        row_owner, cursors = _held_row(state)
         session = state.sessions[0] if state.sessions else None
         steps.append(
             {
                 "command": describe(command),
-                "whose": whose,
+                "whose": row_owner,
                 "cursors": cursors,
                 "history": text_len(session.history) if session is not None else 0,
                 "target": cut,
-                "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in gone),
+                "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in freed_ranges),
                 "row": _draw_row(trace.sizes(Geometry), cursors, target),
             }
         )

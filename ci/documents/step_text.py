@@ -81,9 +81,9 @@ def _side_by_side(left: str, right: str) -> str:
 def _align_blocks(text: str, other: str) -> list[str]:
     """Return the lines, with each block as high as its neighbour."""
     lines: list[str] = []
-    for mine, theirs in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):
+    for mine, other_block in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):
         block = mine.splitlines()
-        lines += block + [""] * (max(len(block), len(theirs.splitlines())) + 1 - len(block))
+        lines += block + [""] * (max(len(block), len(other_block.splitlines())) + 1 - len(block))
     return lines[:-1]
 
 

@@ -64,7 +64,7 @@ def upstream_reports() -> list[TierReport]:
 
 def section(engine: EngineName, name: str) -> str:
     """Return the table of FINDINGS.md of the engine called `name`, "" without an entry."""
-    rows = [_row(each) for each in upstream_reports() if each.engine == engine]
+    rows = [_row(report) for report in upstream_reports() if report.engine == engine]
     return _HEAD.format(name=name) + "".join(rows) if rows else ""
 
 

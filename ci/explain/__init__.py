@@ -94,8 +94,8 @@ def _place_sentence(past: Past[AnyMoment]) -> str:
         return f"{past.here} {head}{f': {sentence}' if sentence else checked}"
     if not sentence:
         return _expected_sentence(past)
-    due = "" if " must " in sentence else f"; expected: {past.violation.expected}"
-    return f"{sentence if past.here in sentence else f'after {past.here} {sentence}'}{due}"
+    expectation = "" if " must " in sentence else f"; expected: {past.violation.expected}"
+    return f"{sentence if past.here in sentence else f'after {past.here} {sentence}'}{expectation}"
 
 
 def _engine_sentence(past: Past[AnyMoment]) -> str:

@@ -101,8 +101,8 @@ def events(past: Past[EngineMoment]) -> list[str]:
     if isinstance(first_place, AtTable) and first_place.query is not None:
         layers = step.config.groups[first_place.group]
         among = "" if first_place.position is None else f", {first_place.position} among them"
-        seen = f"from {window_start(layers, first_place.query)} on{among}"
-        events.append(f"the query at {first_place.query} sees positions {seen}")
+        read_range = f"from {window_start(layers, first_place.query)} on{among}"
+        events.append(f"the query at {first_place.query} sees positions {read_range}")
     return events
 
 

@@ -136,8 +136,8 @@ def cursors_of(m: Moment, name: str) -> Cursors | None:
     if session == name:
         facts = m.facts.requests.get(name)
         return facts.cursors or ZERO if facts is not None else None
-    kept = m.facts.sessions.get(session)
-    return kept.slot if kept is not None and borrower(m, name) is None else None
+    session_facts = m.facts.sessions.get(session)
+    return session_facts.slot if session_facts is not None and borrower(m, name) is None else None
 
 
 def borrower(m: Moment, name: str) -> str | None:

@@ -35,9 +35,9 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
         case AtServer(server, inner):
             return block_places.facts_at(inner, on_server(m, server))
         case AtNamed("request", name):
-            told = (facts for s in SERVERS if (facts := block_places.facts_at(place, on_server(m, s))))
+            facts_found = (block_places.facts_at(place, on_server(m, server)) for server in SERVERS)
             states = [reader.state.value for reader in m.facts.readers if reader.request == name]
-            return [*next(told, []), *(Fact("", state) for state in states[:1])]
+            return [*next(filter(None, facts_found), []), *(Fact("", state) for state in states[:1])]
     return []
 
 
@@ -52,7 +52,7 @@ def events(past: Past[PairMoment]) -> list[str]:
     stake = block_places.blocks_of(inner, on_server(past.now, server))
     sent = [_last_transfers(past, block) for block in sorted(stake)] if server == DECODE else []
     if any(sent):
-        return [each for each in sent if each]
+        return [text for text in sent if text]
     return block_places.events(_server_past(past, server, inner))
 
 
@@ -60,8 +60,8 @@ def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...])
     """Return the past of one server."""
     history = tuple(on_server(moment, server) for moment in past.moments)
     failure = past.violation.failure
-    told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
-    return Past(past.run, replace(past.violation, failure=told), history)
+    server_failure = Failure(failure.expected, failure.observed, lambda: places, failure.head)
+    return Past(past.run, replace(past.violation, failure=server_failure), history)
 
 
 def _last_transfers(past: Past[PairMoment], block: int) -> str:
@@ -94,7 +94,7 @@ def wire(moment: PairMoment) -> Iterator[str]:
     for promise in facts.promises:
         if promise.held:
             readers = [
-                f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)
+                f"{reader.request} {reader.state.value}" for reader in facts.readers_of(promise.request)
             ]
             yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
     for job in facts.transfers:

@@ -64,18 +64,18 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
     def since(fact: Fact) -> str:
         return past.first_since(f"{place}: {fact.now}", partial(_fact_holds, facts_at, place, fact))
 
-    own = [fact for fact in facts if not fact.owner]
+    unowned_facts = [fact for fact in facts if not fact.owner]
     having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
-    if not own:
+    if not unowned_facts:
         # who reads or writes it owns nothing
         count = sum(fact.now.startswith("has ") for fact in facts)
         problem = f"has {count_text(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {problem}: {' and '.join(having)}"
-    dated = [(fact.now, since(fact)) for fact in own]
+    dated = [(fact.now, since(fact)) for fact in unowned_facts]
     texts = f"{name} {' and '.join(_joined_facts(dated))}{_expected_state(place)}"
     if having:
         return ", and ".join([texts, *having])
-    return texts + _past_facts(past, place, own[0], facts_at)
+    return texts + _past_facts(past, place, unowned_facts[0], facts_at)
 
 
 def _joined_facts(dated: list[tuple[str, str]]) -> list[str]:
@@ -143,7 +143,7 @@ def _cursor_stories(past: History, wrong_cursors: list[AtCursor]) -> str:
         fate = index, value, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
         off.setdefault(fate, []).append(place)
-    return "; ".join(_cursor_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
+    return "; ".join(_cursor_fate(past, fate, owners, off[fate]) for fate, owners in fates.items())
 
 
 def _cursor_fate(
@@ -172,7 +172,7 @@ def _cursor_fate(
         _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
-    written = _kv_consequence(value, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    written = _kv_consequence(value, must) if ends and {cell.field for cell in off} == {_COMMITTED} else ""
     return f"{owners_text} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 

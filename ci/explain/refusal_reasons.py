@@ -106,11 +106,11 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         name = request.name
         phase = request.phase
         again = " again" if phase is Phase.QUEUED and request.started else ""
-        is_so = f"{name} is {phase.value}{again}"
-        so = past.first_since(
-            is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase
+        phase_text = f"{name} is {phase.value}{again}"
+        since = past.first_since(
+            phase_text, lambda m: getattr(m.state.request(name), "phase", None) is phase
         )
-        return condition, f"{is_so} {so}" if ours else is_so
+        return condition, f"{phase_text} {since}" if ours else phase_text
     return condition, ""
 
 
@@ -153,7 +153,7 @@ def _not_ready(step: Step) -> list[Request]:
     """Return the requests of a command that are in a phase which the command does not take."""
     ready = _READY.get(type(step.command), (Phase.RUNNING,))
     requests = [one for name in _requests_named(step.command) if (one := step.was.request(name)) is not None]
-    return [one for one in requests if one.phase not in ready]
+    return [request for request in requests if request.phase not in ready]
 
 
 def _missing_step(step: Step) -> str:
@@ -161,10 +161,10 @@ def _missing_step(step: Step) -> str:
     unready = [] if isinstance(step.command, (Abort, Admit)) else _not_ready(step)
     if not unready or unready[0].phase is Phase.RUNNING:
         return ""
-    one = unready[0]
-    return describe(
-        Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _uncomputed_tokens(one)),))
-    )
+    request = unready[0]
+    if request.phase is Phase.QUEUED:
+        return describe(Admit(request.name))
+    return describe(Extend((Chunk(request.name, _uncomputed_tokens(request)),)))
 
 
 def _uncomputed_tokens(request: Request) -> int:
@@ -175,8 +175,8 @@ def _uncomputed_tokens(request: Request) -> int:
 
 def _requests_named(command: Command) -> Sequence[str]:
     """Return the requests of a command."""
-    one = getattr(command, "request", None)
-    return requests_of_batch(command) if one is None else [one]
+    named_request = getattr(command, "request", None)
+    return requests_of_batch(command) if named_request is None else [named_request]
 
 
 def _missing_request(past: History, name: str) -> str:
@@ -195,11 +195,11 @@ def _missing_request(past: History, name: str) -> str:
 def _request_lengths(past: History) -> str:
     """Return the lengths of a request that a command exceeds; "" for a batch of several."""
     names = _requests_named(past.step.command)
-    one = past.before.state.request(names[0]) if len(names) == 1 else None
-    if one is None:
+    request = past.before.state.request(names[0]) if len(names) == 1 else None
+    if request is None:
         return ""
-    text = f"{one.name} has {count_text(one.origin, 'token')} of input and {one.output} of output"
-    return f"{text}; {_uncomputed_tokens(one)} of them without KV"
+    text = f"{request.name} has {count_text(request.origin, 'token')} of input and {request.output} of output"
+    return f"{text}; {_uncomputed_tokens(request)} of them without KV"
 
 
 def _excess_taken_back(before: Moment, command: Finish) -> str:
@@ -218,8 +218,8 @@ def _excess_taken_back(before: Moment, command: Finish) -> str:
 
 def _lost_window(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
-    one = past.step.named_request
-    names = requests_of_batch(past.step.command) if one is None else (one.name,)
+    request = past.step.named_request
+    names = requests_of_batch(past.step.command) if request is None else (request.name,)
     for name in names:
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
@@ -248,13 +248,13 @@ def _eviction_order_reason(past: History) -> str | None:
     before = past.before.state
     if tree is None or state.tree is None or before.tree is None:
         return None
-    ours = {p.path: p.node.live for p in nodes(state.tree)}
-    theirs = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
+    reference_live = {p.path: p.node.live for p in nodes(state.tree)}
+    system_live = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
     was = sorted(p.path for p in nodes(before.tree))
     parts = []
     for verb, spares, must, a, b in (
-        ("keeps", "leaves", "must go", theirs, ours),
-        ("takes", "takes", "must stay", ours, theirs),
+        ("keeps", "leaves", "must go", system_live, reference_live),
+        ("takes", "takes", "must stay", reference_live, system_live),
     ):
         for path in was:
             if path in a and path not in b:

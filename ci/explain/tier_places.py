@@ -106,7 +106,7 @@ def _node_facts(facts: TierFacts, number: int) -> list[Fact]:
             has = [
                 name
                 for host, slots in ((False, node.device), (True, node.host))
-                for name in (f"{_tier_name(host)} {pool}" for pool, own in slots.items() if own)
+                for name in (f"{_tier_name(host)} {pool}" for pool, pool_slots in slots.items() if pool_slots)
             ]
             about_node = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
             users = [user.name for user in facts.users if user.node == number]

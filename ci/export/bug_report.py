@@ -66,7 +66,7 @@ def sentence_case(text: str) -> str:
 def git_description(checkout: str) -> str:
     """Return git's name for the commit of a checkout, in brackets; nothing where git does not know it."""
     folder = Path(checkout).resolve()
-    if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
+    if not any((parent / ".git").exists() for parent in (folder, *list(folder.parents)[:2])):
         return ""
     with suppress(OSError, subprocess.SubprocessError):
         describe = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
@@ -78,16 +78,16 @@ def git_description(checkout: str) -> str:
 def versions(implementation: str) -> list[str]:
     """Return the versions that a report was made with."""
     try:
-        own = metadata.version("kvspec")
+        kvspec_version = metadata.version("kvspec")
     except metadata.PackageNotFoundError:
-        own = "(from a checkout)"
+        kvspec_version = "(from a checkout)"
     spec = SystemSpec.parse(implementation)
     if spec.engine == "sglang" and "overlap" not in spec.ways:
         implementation += ", run without overlap (`+overlap` has it)"
     python = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):
         python += f", torch {metadata.version('torch')}"
-    return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", python]
+    return [implementation, f"kvspec {kvspec_version}, specification {SPEC_VERSION}", python]
 
 
 def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES) -> str:

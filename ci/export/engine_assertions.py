@@ -60,8 +60,8 @@ def assert_clause(run: Run, clause: str, tokens: Callable[[Sequence[int]], str])
             return [f"self.assertEqual(sorted(engine.scheduler.requests), [{names}])"]
         case (AtText(who), *_):
             if clause == "TXT-1":
-                due = next((note.tokens for note in now.step.outputs if note.name == who), ())
-                return [f'self.assertEqual(engine.given("{who}"), {tokens(due)})']
+                expected_tokens = next((note.tokens for note in now.step.outputs if note.name == who), ())
+                return [f'self.assertEqual(engine.given("{who}"), {tokens(expected_tokens)})']
             text = tokens(now.step.bearers[who].text)
             return [
                 f'self.assertEqual(list(engine.scheduler.requests["{who}"]._all_token_ids), {text})'
@@ -87,11 +87,11 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
         return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
     if clause == "WIN-3":
         layers = config.groups[group]
-        first_block = window_start(layers, now.step.bearers[owner_name].sure) // layers.block_size
+        first_block = window_start(layers, now.step.bearers[owner_name].sure_count) // layers.block_size
         behind = f'engine.tables("{owner_name}")[{group}][:{first_block}]'
         most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
-    first_query = end = now.step.bearers[owner_name].sure
+    first_query = end = now.step.bearers[owner_name].sure_count
     for lane in now.facts.lanes:
         if lane.request == owner_name:
             first_query = lane.start
@@ -106,10 +106,10 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
 def _key_assertions(now: EngineMoment) -> list[str]:
     """Return the assertion that the request finds no block in the prefix cache: those under its keys have
     another source. There is none where host memory alone has one."""
-    who, *_, block, _ = now.facts.foreign_keys[0]
+    owner, *_, block, _ = now.facts.foreign_keys[0]
     if block < 0:  # host memory has it alone
         return []
-    return [f'self.assertEqual(engine.found("{who}"), [])']
+    return [f'self.assertEqual(engine.found("{owner}"), [])']
 
 
 def _block_assertions(now: EngineMoment, clause: str, block: int) -> list[str]:

@@ -119,8 +119,8 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
         fields_of_it = r'(?s)( and the function that makes requests for it\.).*?"""'
         source = re.sub(fields_of_it, r'\1"""', source, count=1)
     imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-    whole = _without_arguments(fill_lines(f"{imports}{source}"), code)
-    needed = used_definitions(fill_lines(whole), f"unittest\n{code}")
+    complete_code = _without_arguments(fill_lines(f"{imports}{source}"), code)
+    needed = used_definitions(fill_lines(complete_code), f"unittest\n{code}")
     if not config.connects:  # whose device and tables read sizes as well
         needed = _with_defaults_of(needed, code)
     return inline_helpers(needed, code)
@@ -149,8 +149,8 @@ def _with_defaults_of(source: str, code: str) -> str:
     assert defaults is not None
     space: dict[str, dict[str, Any]] = {}
     exec(textwrap.dedent(defaults[0]), space)
-    rest = source.replace(defaults[0], "")
-    read = {*re.findall(r"\bconfig\.(\w+)", rest)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
+    without_defaults = source.replace(defaults[0], "")
+    read = {*re.findall(r"\bconfig\.(\w+)", without_defaults)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
     plain = {name: value for name, value in space["plain"].items() if name in read}
     items = "".join(f'            "{name}": {value},\n' for name, value in plain.items())
     return fill_lines(source.replace(defaults[0], f"\n        plain = {{\n{items}        }}"))
@@ -209,10 +209,10 @@ def unit_test(
         assertions = {clause: assert_clause(run, clause, notes.tokens) for clause in (headline, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
-        whose = "no object of the scheduler shows it"
+        unseen_reason = "no object of the scheduler shows it"
         if violation.clause.startswith("STA"):
-            whose = "recurrent state is the worker's, and the test has a scheduler alone"
-        raise NotExportable(f"{violation.clause}: {whose}")
+            unseen_reason = "recurrent state is the worker's, and the test has a scheduler alone"
+        raise NotExportable(f"{violation.clause}: {unseen_reason}")
     text = "\n".join(assertions[clause])
     if re.search(r"\b(reads|written|chunk|continues)\(", text) is None:
         steps = [
@@ -226,10 +226,10 @@ def unit_test(
     ]
     body += with_message(assertions[clause], failure_message(clause, wanted, system.name, observed))
     code = "\n".join([_engine_line(run.trace.sizes(EngineConfig), system), "", *body])
-    made = [_group_kind(run.trace.sizes(EngineConfig))]
+    group_kinds = [_group_kind(run.trace.sizes(EngineConfig))]
     if "adapter_of(" in code:
-        made.append("adapter_of")
-    needed = f"import unittest\n\nfrom {SHARED} import {', '.join(made)}"
+        group_kinds.append("adapter_of")
+    needed = f"import unittest\n\nfrom {SHARED} import {', '.join(group_kinds)}"
     if not beside:
         needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
     text = assemble(
@@ -255,11 +255,11 @@ def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
         (g.block_size, g.window, True) if g.state else (g.block_size, g.window)
         for g in config.groups
     ]
-    given = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
+    arguments = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
-            given.append(f"{field.name}={value}")
-    return fill_lines(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
+            arguments.append(f"{field.name}={value}")
+    return fill_lines(f"engine = {_group_kind(config)}(\n    {', '.join(arguments)}\n)\n").rstrip()
 
 
 def _group_kind(config: EngineConfig) -> str:
@@ -269,8 +269,8 @@ def _group_kind(config: EngineConfig) -> str:
 def _expected_tokens(note: LaneNote) -> list[int]:
     """Return the tokens that a batch entry should have computed: the request's text up to its end, and
     drafts."""
-    own = len(note.lane.tokens) - note.lane.drafts
-    return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
+    input_count = len(note.lane.tokens) - note.lane.drafts
+    return [*note.text[: note.lane.start + input_count], *note.lane.tokens[input_count:]]
 
 
 class _Steps:
@@ -325,9 +325,9 @@ class _Steps:
                         ]
                     )
                 for note, text in zip(notes, texts):
-                    who = note.lane.request
+                    request = note.lane.request
                     start = note.lane.start
-                    yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
+                    yield f'engine.computes("{request}", {start}, {self.tokens(text)})'
                 if notes and self.run.trace.sizes(EngineConfig).connects:
                     yield "engine.forwarded()"
             case Copy(load) | Complete(load):
@@ -392,8 +392,8 @@ class _Steps:
                 if self.system.v2:
                     drafts_made.append(f'"{lane.request}": {[-1] * config.drafts}')
                     continue
-                own = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
-                proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
+                own_tokens = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
+                proposed = ModelRunner.drafts([reduce(chain, own_tokens, 0)], most)
                 if not (lane.sampled or config.eagle):
                     proposed = []
                 drafts_made.append(f'"{lane.request}": {self.tokens(proposed)}')

@@ -10,7 +10,9 @@ from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, apply_edits
 
 def inline_helpers(source: str, code: str) -> str:
     """Return the source with each function of one line, which is called once, in the place of that call.
-    code: the test, whose calls count as well."""
+
+    code: the test, whose calls count as well.
+    """
     while (edits := next(_inlinings(source, code), None)) is not None:
         source = re.sub(r"\n{4,}", "\n\n\n", apply_edits(source, edits))
     return source
@@ -73,7 +75,7 @@ def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone:
 def _call_arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, tuple[str, bool]] | None:
     """Return the text of each parameter at a call, and whether it is a name or a constant; None where
     the two do not fit."""
-    parameters = [each.arg for each in function.args.args]
+    parameters = [argument.arg for argument in function.args.args]
     if function.args.vararg or function.args.kwonlyargs or call.keywords:
         return None
     missing = len(parameters) - len(call.args)

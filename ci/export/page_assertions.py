@@ -1,6 +1,6 @@
 """Assertions of an exported test about pages, rows and slots: a function for each kind of place in them."""
 
-from ci.export.recorded_run import Asserts, RecordedRun, in_tree, within
+from ci.export.recorded_run import Asserts, RecordedRun, in_tree, namespace_argument
 from impl.sglang.scheduler.call_log import quote, variable
 from reference.commands import Extend
 from reference.failures import AtEntry, AtLock, AtPage, AtPosition, AtRow
@@ -37,7 +37,7 @@ def page_place(run: RecordedRun, place: AtPage) -> Asserts | None:
     if len(owners) > 1:
         return _owned_twice_by_one(run, owners[0], pool)
     if not owners and not times_free:
-        holders = dict.fromkeys(_owner_text(each.holder) for each in run.after.facts.pools["full"].owned)
+        holders = dict.fromkeys(_owner_text(page.holder) for page in run.after.facts.pools["full"].owned)
         lines = [f"lost = {every_page} - {{*{free_list}}}"]
         for holder in holders:
             lines.append(f"lost -= pages_of(server, {_slots_expression(run, holder, pool)})")
@@ -74,9 +74,9 @@ def _page_of_earlier_owner(run: RecordedRun, place: AtPage, assertion: str) -> A
 def odd_page(run: RecordedRun) -> Asserts | None:
     """Return assertions about the first page that has not exactly one owner, or is not free exactly once."""
     for pool, facts in run.after.facts.pools.items():
-        seen = [*facts.free, *(owned.page for owned in facts.owned)]
-        several = [page for page in seen if seen.count(page) > 1]
-        lost = sorted({*range(1, facts.size + 1)} - {*seen})
+        listed_pages = [*facts.free, *(owned.page for owned in facts.owned)]
+        several = [page for page in listed_pages if listed_pages.count(page) > 1]
+        lost = sorted({*range(1, facts.size + 1)} - {*listed_pages})
         for page in dict.fromkeys([*several, *lost]):
             assertion = page_place(run, AtPage(pool, page))
             if assertion is not None:
@@ -98,7 +98,7 @@ def _slots_expression(run: RecordedRun, owner: str, pool: str) -> str:
     if owner == _TREE:
         return "slots_in_tree(server.cache)" if pool == "full" else "swa_slots_in_tree(server)"
     function = "own_slots" if pool == "full" else "own_swa_slots"
-    return f"{function}(server, {run.whose(owner, run.after)})"
+    return f"{function}(server, {run.holder_cursors(owner, run.after)})"
 
 
 def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
@@ -117,10 +117,10 @@ def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
     rows = "server.rows.free_slots"
     if list(facts.free_rows).count(place.row) > 1:
         return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
-    held = [name for name, seen in facts.holders.items() if seen.row == place.row]
+    held = [name for name, holder_facts in facts.holders.items() if holder_facts.row == place.row]
     if not held or place.row not in facts.free_rows:
         return None
-    row = run.cursor(run.whose(held[0], run.after), "req_pool_idx")
+    row = run.cursor(run.holder_cursors(held[0], run.after), "req_pool_idx")
     return Asserts([f"self.assertNotIn({row}, {rows})"])
 
 
@@ -146,7 +146,7 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
         lines.append(f"row = {run.row(holder_name, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
         return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
-    if any(isinstance(each, AtLock) for each in run.at):  # the position is in the locked prefix
+    if any(isinstance(place, AtLock) for place in run.at):  # the position is in the locked prefix
         tokens = f"history(server.sessions.get({quote(owner)}))"
         if holder_name != "slot":
             request = holder_name.removesuffix(run.holder)
@@ -165,7 +165,7 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
             ),
             (),
         )
-        slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
+        slots = f"tree_slots(server.cache, tokens{namespace_argument(run.geometry, text)})"
         return Asserts([*lines, f"self.assertEqual(row, {slots})"])
     if pool == "swa" and position < len(holder_facts.swa_read) and holder_facts.swa_read[position] is None:
         lines.append(f"slot = {run.slot_at(holder_name, position)}")
@@ -183,16 +183,16 @@ def renamed_row(run: RecordedRun) -> Asserts | None:
         return None
     for holder in run.after.step.holders_now:
         length = holder.cursors.kv_committed_len
-        seen = run.after.facts.holders.get(holder.name)
-        if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
+        holder_facts = run.after.facts.holders.get(holder.name)
+        if holder_facts is None or tuple(holder_facts.full_read[:length]) == text_tokens(holder.text, length):
             continue
         if not noted_before:  # the row before lacks what was allocated since
             was = run.before.facts.holders.get(holder.name)
             if was is None:
                 continue
             length = min(length, was.cursors.kv_allocated_len)
-        row_before = run.row(run.whose(holder.name, run.before), end=str(length))
-        row_after = run.row(run.whose(holder.name, run.after), end=str(length))
+        row_before = run.row(run.holder_cursors(holder.name, run.before), end=str(length))
+        row_after = run.row(run.holder_cursors(holder.name, run.after), end=str(length))
         noted = row_after if noted_before else row_before
         asserts = [f"self.assertEqual({row_after}.tolist(), row)"]
         return Asserts(asserts, [f"row = {noted}.tolist()"], noted_before)
@@ -213,8 +213,8 @@ def entry_place(run: RecordedRun, place: AtEntry) -> Asserts | None:
 
 def _slot_binding(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
     """Return lines that bind `slot` by its position in a row or in the tree; none if it is in neither."""
-    for name, seen in moment.facts.holders.items():
-        cells = list(moment.view.rows.get(seen.row, ()))
+    for name, holder_facts in moment.facts.holders.items():
+        cells = list(moment.view.rows.get(holder_facts.row, ()))
         if slot in cells:
             lines, held = run.holder_expression(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]

@@ -79,8 +79,8 @@ def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
     lines, cursors_lookup = run.cursors_expression(place.owner)
     code = run.cursor(cursors_lookup, place.field)
     if place.must is not None:
-        seen = run.after.view.requests.get(place.owner)
-        if seen is not None and seen.row is None:
+        request_view = run.after.view.requests.get(place.owner)
+        if request_view is not None and request_view.row is None:
             return _named_assertions(run, AtNamed("request", place.owner))
         off = [p for p in run.at if isinstance(p, AtCursor) and p.must is not None]
         # How far a window eviction goes is policy, and another release may have another.
@@ -106,7 +106,7 @@ def _eviction_assertions(run: RecordedRun) -> Asserts | None:
     if eviction is None:
         return None
     was, _, low, high, evicted_to = eviction
-    code = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
+    code = run.cursor(run.holder_cursors(was.name, run.after), "swa_evicted_seqlen")
     if low <= evicted_to <= high:
         return Asserts([f"self.assertEqual({code} % {run.page_size}, 0)"])
     bound = f"LessEqual({code}, {high})" if evicted_to > high else f"GreaterEqual({code}, {low})"
@@ -255,13 +255,13 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
         pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
     for pool, had, has, field in pools:
         freed = (len(has) - len(had)) * run.page_size
-        due = min(
+        first_owed = min(
             getattr(run.last, pool), sum(len(slots) for slots, locks in slots_and_locks[pool] if not locks)
         )
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
-        if freed < due:
+        if freed < first_owed:
             return Asserts(
-                [f"self.assertGreaterEqual({size} - before, {due})"], [f"before = {size}"]
+                [f"self.assertGreaterEqual({size} - before, {first_owed})"], [f"before = {size}"]
             )
         if reported is not None and getattr(reported, pool) != freed:
             return Asserts(

@@ -27,7 +27,7 @@ def not_raising(calls: Sequence[str]) -> list[str]:
     return ["try:", *tried, "except Exception as error:", '    self.fail(f"it raises {error!r}")']
 
 
-def within(geometry: Geometry, tokens: Sequence[int]) -> str:
+def namespace_argument(geometry: Geometry, tokens: Sequence[int]) -> str:
     """Return the namespace in which a text is looked up, as a further argument."""
     setting = dict(geometry.settings).get(namespaces.SETTING, "")
     names = namespaces.key_fields_of(setting, tokens)
@@ -43,7 +43,7 @@ def tokens_of_release(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, .
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
     """Return a key of the tree as arguments: its tokens, and its namespace."""
     tokens = tokens_of(path)
-    return ids_text(tokens_of_release(geometry, tokens)) + within(geometry, tokens)
+    return ids_text(tokens_of_release(geometry, tokens)) + namespace_argument(geometry, tokens)
 
 
 class RecordedRun(NamedTuple):
@@ -113,7 +113,7 @@ class RecordedRun(NamedTuple):
         span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
         return f"server.rows.req_to_token[{self.cursor(holder, 'req_pool_idx')}, {span}]"
 
-    def whose(self, holder: str, moment: Moment) -> str:
+    def holder_cursors(self, holder: str, moment: Moment) -> str:
         """Return the expression for the cursors of a row, by the name of its request or session."""
         for name, request in moment.view.requests.items():
             if request.row is not None and holder in (
@@ -140,7 +140,7 @@ class RecordedRun(NamedTuple):
 
     def holder_expression(self, holder: str, moment: Moment) -> tuple[list[str], str]:
         """Return a short expression for the holder of a row, and the lines that must precede it."""
-        held = self.whose(holder, moment)
+        held = self.holder_cursors(holder, moment)
         return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)
 
     def of_node(self, node: str, pool: str, what: str) -> str:
@@ -152,8 +152,8 @@ class RecordedRun(NamedTuple):
     def in_order(self, slots: str) -> list[str]:
         """Return lines that test whether the slots of a page are in order."""
         page = f"page = slots[0] // {self.page_size} * {self.page_size}"
-        whole = "self.assertEqual(slots, [*range(page, page + len(slots))])"
-        return [f"slots = {slots}", page, whole]
+        assertion = "self.assertEqual(slots, [*range(page, page + len(slots))])"
+        return [f"slots = {slots}", page, assertion]
 
 
 class Asserts(NamedTuple):
@@ -163,7 +163,7 @@ class Asserts(NamedTuple):
     notes: Sequence[str] = ()
     at: str = ""
 
-    def among(self, calls: Sequence[str]) -> tuple[str, ...]:
+    def calls_with_notes(self, calls: Sequence[str]) -> tuple[str, ...]:
         """Return the calls of the last command, with the notes."""
         first = next((i for i, call in enumerate(calls) if re.match(self.at, call)), 0)
         return (*calls[:first], *self.notes, *calls[first:])

@@ -55,7 +55,7 @@ def _annotations(node: ast.arguments, offsets: "Offsets") -> Iterator[Edit]:
     """Return edits that remove the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
-    more = [each for each in (node.vararg, node.kwarg) if each is not None]
+    more = [parameter for parameter in (node.vararg, node.kwarg) if parameter is not None]
     parameters = zip([*several, *node.kwonlyargs, *more], [*defaults, *[None] * len(more)])
     for parameter, default in parameters:
         if parameter.annotation is not None:
@@ -77,10 +77,10 @@ def fill_lines(source: str) -> str:
 def _signature(match: re.Match[str]) -> str:
     """Return a function's first line, or lines."""
     indent, name, parameters = match.groups()
-    items = [each.strip() for each in parameters.split(",") if each.strip()]
-    one = f"{indent}{name}({', '.join(items)}):"
-    if len(one) <= WIDTH:
-        return one
+    items = [item.strip() for item in parameters.split(",") if item.strip()]
+    signature_line = f"{indent}{name}({', '.join(items)}):"
+    if len(signature_line) <= WIDTH:
+        return signature_line
     return f"{indent}{name}(\n{_filled_lines(items, len(indent) + 4)}\n{indent}):"
 
 
@@ -99,14 +99,14 @@ def _fill_edits(source: str) -> Iterator[Edit]:
             for before, a, b in pieces
         ]
         too_long = max(map(len, text.split("\n"))) > WIDTH
-        if "\n" not in text or "#" in text or (any("\n" in each for each in items) and not too_long):
+        if "\n" not in text or "#" in text or (any("\n" in item for item in items) and not too_long):
             continue
         begin = source.rfind("\n", 0, begin_of_items) + 1
         indent = len(source[begin:]) - len(source[begin:].lstrip(" "))
-        rest = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
-        one = f"{text[0]}{', '.join(items)}{text[-1]}"
-        if "\n" not in one and begin_of_items - begin + len(one) + len(rest) <= WIDTH:
-            new = one
+        rest_of_line = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
+        joined_text = f"{text[0]}{', '.join(items)}{text[-1]}"
+        if "\n" not in joined_text and begin_of_items - begin + len(joined_text) + len(rest_of_line) <= WIDTH:
+            new = joined_text
         else:
             new = f"{text[0]}\n{_filled_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
         shorter = max(map(len, new.split("\n"))) <= WIDTH if too_long else False
@@ -122,7 +122,7 @@ def _bracket_items(node: ast.AST, offsets: "Offsets") -> tuple[list[tuple[str, A
         return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], offsets(node, end=False)
     if isinstance(node, ast.Call):
         items = sorted([*node.args, *node.keywords], key=lambda each: offsets(each, end=False))
-        return [("", each, each) for each in items], offsets(node.func, end=True)
+        return [("", item, item) for item in items], offsets(node.func, end=True)
     return [], 0
 
 
@@ -176,14 +176,14 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.BoolOp(op, values):
             return _boolean_value(values, facts, ends=isinstance(op, ast.Or))
         case ast.Compare(left, [op], [right]):
-            one = _value(left, facts)
+            left_value = _value(left, facts)
             other = _value(right, facts)
             if isinstance(op, (ast.Is, ast.Eq)):
-                return one == other
+                return left_value == other
             if isinstance(op, (ast.IsNot, ast.NotEq)):
-                return one != other
+                return left_value != other
             if isinstance(op, ast.Gt):
-                return one > other
+                return left_value > other
     raise _Unknown
 
 
@@ -241,8 +241,9 @@ def _decided_edits(
                         end = end + 1
                     yield begin, end, code
             elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
-                named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                if named and named <= {*absent[name]} and not isinstance(getattr(node, "ctx", 0), ast.Store):
+                names_read = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
+                is_stored = isinstance(getattr(node, "ctx", 0), ast.Store)
+                if names_read and names_read <= {*absent[name]} and not is_stored:
                     yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 
 

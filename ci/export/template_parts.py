@@ -53,8 +53,8 @@ def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
         sizes_text += f",\n    settings={{{settings}\n    }},"
     if more:
         sizes_text += "".join(f",\n    {each}" for each in more) + ","
-    one = len(sizes_text) < 80 and not settings and not more
-    return f"server = Server({sizes_text})" if one else f"server = Server(\n    {sizes_text}\n)"
+    fits_one_line = len(sizes_text) < 80 and not settings and not more
+    return f"server = Server({sizes_text})" if fits_one_line else f"server = Server(\n    {sizes_text}\n)"
 
 
 def definitions(
@@ -102,8 +102,8 @@ def definitions(
 def _arguments(code: str) -> list[str]:
     """Return the names of the arguments of a test's server."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    made = next(call for call in calls if ast.unparse(call.func) == "Server")
-    return [keyword.arg for keyword in made.keywords if keyword.arg is not None]
+    server_call = next(call for call in calls if ast.unparse(call.func) == "Server")
+    return [keyword.arg for keyword in server_call.keywords if keyword.arg is not None]
 
 
 def head_of(needed: str) -> tuple[str, str]:
@@ -131,15 +131,15 @@ def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) ->
     source, names = _whole_template(system, versions)
     names_used = _used_names(ast.parse(code))
     lines = [used_definitions(source, "\n".join(["unittest", *names_used.difference(names)]))]
-    made = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
-    wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
-    if len(made) > 76:
-        made = f"(\n{wrapped},\n)"
-    return "\n\n".join([*lines, f"from {SHARED} import {made}"])
+    imported_names = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
+    wrapped = textwrap.fill(imported_names, 100, initial_indent="    ", subsequent_indent="    ")
+    if len(imported_names) > 76:
+        imported_names = f"(\n{wrapped},\n)"
+    return "\n\n".join([*lines, f"from {SHARED} import {imported_names}"])
 
 
 def _versions_alike(versions: set[str]) -> tuple[str, ...]:
-    return next(alike for alike in ALIKE if versions <= {*alike})
+    return next(versions_alike for versions_alike in ALIKE if versions <= {*versions_alike})
 
 
 def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from ci.export.recorded_run import (
     in_tree,
     not_raising,
     tokens_of_release,
-    within,
+    namespace_argument,
 )
 from impl.sglang.scheduler.call_log import ids_text
 from reference.failures import AtCount, AtSlot, AtTreeNode, Place
@@ -82,10 +82,10 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
                 text_line = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
                 start = node.start or ""
                 end = "-1" if node.following else ""
-                own = f"text[{start}:{end}]" if start or end else "text"
-                lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
-                kv = f'kv_of(server, {lookup}, {own}, "{pool}", {host=})'
-                return Asserts([text_line, f"self.assertEqual({kv}, {own})"])
+                own_text = f"text[{start}:{end}]" if start or end else "text"
+                lookup = f"node_at(server.cache, text{namespace_argument(run.geometry, text)})"
+                kv = f'kv_of(server, {lookup}, {own_text}, "{pool}", {host=})'
+                return Asserts([text_line, f"self.assertEqual({kv}, {own_text})"])
         return None
     sources = [source.owned for source in step.sources() if source.at == place]
     if run.clause == "XFER-1" and not any(sources):
@@ -119,8 +119,8 @@ def _node_assertions(run: RecordedRun, step: TierStep, place: AtTreeNode) -> Ass
             return Asserts([*lines, f"self.assertIsNotNone({part}.value)"])
         case "XFER-4":
             marked = "node.write_through_pending_id is not None"
-            named = "node.id in named_by_stores(server)"
-            return Asserts([*lines, f"self.assertEqual({marked}, {named})"])
+            condition = "node.id in named_by_stores(server)"
+            return Asserts([*lines, f"self.assertEqual({marked}, {condition})"])
         case "XFER-3" if node.storing >= 0:
             return Asserts([*lines, "self.assertIsNone(node.write_through_pending_id)"])
     return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ci.export.recorded_run import Asserts, RecordedRun, in_tree, tokens_of_release, within
+from ci.export.recorded_run import Asserts, RecordedRun, in_tree, tokens_of_release, namespace_argument
 from impl.adapter import View
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.clauses.facts import NodeFacts
@@ -130,7 +130,7 @@ def _content_assertions(run: RecordedRun) -> Asserts | None:
     if pool == "swa" or slots_before[position] == slots_after[position]:
         return None
     tokens = tokens_of(node.path)
-    slots = f"tree_slots(server.cache, tokens{within(run.geometry, tokens)})"
+    slots = f"tree_slots(server.cache, tokens{namespace_argument(run.geometry, tokens)})"
     notes = [f"tokens = {ids_text(tokens_of_release(run.geometry, tokens))}", f"before = {slots}"]
     allowed = "before"
     before_call = ""

@@ -101,11 +101,11 @@ def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
         for index, part in enumerate(parts):
-            named = f"(?P={part})" if part in names_seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
-            parts[index] = named if index % 2 else re.escape(part)
+            group = f"(?P={part})" if part in names_seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
+            parts[index] = group if index % 2 else re.escape(part)
             names_seen |= {part} if index % 2 else set()
-        whole = "".join(parts) + "\n"
-        text += f"(?:{whole})?" if line[0] == "?" else whole
+        pattern = "".join(parts) + "\n"
+        text += f"(?:{pattern})?" if line[0] == "?" else pattern
     return re.compile(f"^{text}", re.MULTILINE)
 
 
@@ -171,7 +171,7 @@ def unit_test(
     if system.kind.core == "rust" and re.search(rf"\b({by_nodes})\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
-    steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]
+    steps = [*run.steps[:-1], (command, outcome, asserts.calls_with_notes(calls[:-1] if raised else calls))]
     body = [*itertools.chain(*(lines_of_command(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
@@ -307,8 +307,8 @@ def lines_of_command(command: str, outcome: Outcome, calls: Sequence[str], *, se
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
     text = "".join(f"{call}\n" for call in calls if sessions or call != "server.reap()")
     text = _EMPTY_GROUP.sub(r"\1", text)
-    for one, pattern in _PHRASES:
-        text = pattern.sub(f"{one}\n", text)
+    for phrase, pattern in _PHRASES:
+        text = pattern.sub(f"{phrase}\n", text)
     lines = text.splitlines()
     if len(lines) == 1 and not refused:
         return lines
@@ -338,11 +338,11 @@ def _with_message(line: str) -> list[str]:
     code = line.strip()
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [ast.get_source_segment(code, each) or "" for each in call.args]
+    values = [ast.get_source_segment(code, argument) or "" for argument in call.args]
     values = [*values[: 1 if kind in _OF_ONE_VALUE else 2], "message"]
-    whole = f"{indent}{function}({', '.join(values)})"
-    if len(whole) <= 100:
-        return [whole]
+    call_text = f"{indent}{function}({', '.join(values)})"
+    if len(call_text) <= 100:
+        return [call_text]
     return [f"{indent}{function}(", *(f"{indent}    {value}," for value in values), f"{indent})"]
 
 

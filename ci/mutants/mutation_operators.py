@@ -119,9 +119,9 @@ def _functions(module: ast.Module) -> Iterator[tuple[_Function, str]]:
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
         for function in inside:
             if isinstance(function, _Function):
-                own = {n.name for n in ast.walk(function) if isinstance(n, _Function)}
+                inner_functions = {n.name for n in ast.walk(function) if isinstance(n, _Function)}
                 gives = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
-                makes = any(isinstance(value, ast.Name) and value.id in own for value in gives)
+                makes = any(isinstance(value, ast.Name) and value.id in inner_functions for value in gives)
                 words = isinstance(function.returns, ast.Name) and function.returns.id == "str"
                 if not makes and not words:
                     yield function, prefix + function.name
@@ -215,8 +215,8 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
         case ast.BoolOp(operator, values):
             yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
             for index in range(len(values)):
-                rest = [*values[:index], *values[index + 1 :]]
-                yield rest[0] if len(rest) == 1 else ast.BoolOp(operator, rest)
+                other_values = [*values[:index], *values[index + 1 :]]
+                yield other_values[0] if len(other_values) == 1 else ast.BoolOp(operator, other_values)
         case ast.UnaryOp(ast.Not(), operand):
             yield operand
         case ast.UnaryOp(
@@ -254,12 +254,12 @@ def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
         case ast.BinOp(left, ast.BitAnd(), right):
             yield ast.BinOp(left, ast.BitOr(), right)
         case ast.Call(function, [_, _, *_] as arguments) if not _orderless(function):
-            for index, (one, other) in enumerate(pairwise(arguments)):
-                swapped = [*arguments[:index], other, one, *arguments[index + 2 :]]
+            for index, (argument, other) in enumerate(pairwise(arguments)):
+                swapped = [*arguments[:index], other, argument, *arguments[index + 2 :]]
                 yield ast.Call(function, swapped, node.keywords)
         case ast.Attribute(value, name, ast.Load()):
-            for beside in neighbours().get(name, ()):
-                yield ast.Attribute(value, beside, ast.Load())
+            for neighbour in neighbours().get(name, ()):
+                yield ast.Attribute(value, neighbour, ast.Load())
 
 
 def _orderless(function: ast.expr) -> bool:

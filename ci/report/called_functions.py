@@ -23,7 +23,7 @@ def telling_calls(run: Run) -> list[SystemFunction]:
     before = list(zip(run.trace.commands, run.called))[: violation.step]
     others = [functions for command, functions in before if type(command) is not kind]
     times = Counter(function for functions in others for function in functions)
-    telling = [each for each in failing if 2 * times[each] <= len(others)]
+    telling = [function for function in failing if 2 * times[function] <= len(others)]
     earlier = {function for _, functions in before for function in functions}
     files = list(dict.fromkeys(function.file for function in failing))
     return sorted(

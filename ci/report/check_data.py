@@ -7,7 +7,9 @@ from dataclasses import fields
 
 from ci import Data
 from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
-from ci.report.verdict import beside, check_verdict, driven_text, not_declared, findings_text, waiver_of
+from ci.report.verdict import (
+    base_and_ways, check_verdict, driven_text, findings_text, not_declared, waiver_of,
+)  # fmt: skip
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, sizes_for
@@ -76,7 +78,7 @@ def check_data(
     return data | {
         "said": findings_text(result, masks, base),
         "driven": driven_text(result),
-        "beside": beside(result, base, changed),
+        "beside": base_and_ways(result, base, changed),
         "verdict": check_verdict(result, masks, capabilities, base, changed),
         "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,
@@ -131,19 +133,19 @@ def _since(changed: Changes) -> Data:
         "missed": changed.missed,
         "not_loaded": changed.ignored,
     }
-    named = {how: [str(function) for function in each] for how, each in functions.items()}
-    return {"revision": changed.revision, "lines_first": len(changed.first)} | named
+    function_names = {how: [str(function) for function in each] for how, each in functions.items()}
+    return {"revision": changed.revision, "lines_first": len(changed.first)} | function_names
 
 
 def _fitted_sizes(result: CheckResult) -> Data:
     """Return, for each preset, the sizes that were changed to fit the system."""
     sizes_of: Data = {}
     for machine in result.machines:
-        asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
-        if asked is None:
+        requested_sizes = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
+        if requested_sizes is None:
             continue
         for size in fields(machine.sizes):
-            if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
+            if (value := getattr(machine.sizes, size.name)) != getattr(requested_sizes, size.name):
                 sizes_of.setdefault(machine.preset, {})[size.name] = value
     return sizes_of
 
@@ -167,7 +169,7 @@ def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
         "elsewhere": mask.elsewhere,
         "times": sum(counted.values()),
         "traces": list(fault.traces),
-        "among": sorted({each for ids, _ in counted for each in ids} - {fault.id}),
+        "among": sorted({fault_id for ids, _ in counted for fault_id in ids} - {fault.id}),
         "instead": sorted({clause for _, clause in counted}.difference(fault.clauses)),
         "says": fault.says,
         "upstream": fault.upstream,

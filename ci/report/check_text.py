@@ -135,11 +135,11 @@ def _plan_share(data: Data) -> str:
 def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
     """Print the known faults of a release: a line for each that the tree shows otherwise or no more,
     and one for all others."""
-    alike: dict[str, list[str]] = {}  # state -> faults
+    faults_by_state: dict[str, list[str]] = {}  # state -> faults
     for fault in data["known"]:
         has_own_line = fault["instead"] or fault["fixed_in_part"] or detailed
         if (fault["masked"] or fault["elsewhere"]) and not has_own_line:
-            alike.setdefault(fault["state"], []).append(fault["id"])
+            faults_by_state.setdefault(fault["state"], []).append(fault["id"])
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
         times = f", met {count_text(fault['times'], 'time')}{among}" if fault["times"] else ""
@@ -154,11 +154,11 @@ def _print_known_faults(out: Console, data: Data, release: str, *, detailed: boo
         else:
             description, _, _ = fault["says"].partition(". ")
         say(out, f"{head}: {description}")
-    for state, names in alike.items():
+    for state, names in faults_by_state.items():
         faults_are = "faults of {} are" if len(names) > 1 else "fault of {} is"
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        named = f"{', '.join(names[:NAMED])}{more}"
-        say(out, f"{len(names)} known {faults_are.format(release)} {state}: {named} (-v)")
+        fault_names = f"{', '.join(names[:NAMED])}{more}"
+        say(out, f"{len(names)} known {faults_are.format(release)} {state}: {fault_names} (-v)")
 
 
 def _print_counts(out: Console, data: Data) -> None:

@@ -124,7 +124,7 @@ def print_exploration(out: Console, data: Data) -> None:
         f" {data['steps_per_s']} steps/s, {data['memory_mb']:.0f} MB",
         "clauses": f"all {len(data['clauses'])} checked at every step",
     }
-    unreached = [clause for clause, seen in data["clauses"].items() if not seen["reached"]]
+    unreached = [clause for clause, counts in data["clauses"].items() if not counts["reached"]]
     if unreached:
         words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(unreached)}"
     text_output.print_labels(out, words)

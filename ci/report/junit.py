@@ -11,10 +11,12 @@ from ci.report.text_output import changes
 
 
 def text_of(data: Data) -> bytes:
-    """Return the JUnit report of a check. data: see `check_data`.
+    """Return the JUnit report of a check.
 
     A violation fails its clause for each machine that met it, unless the base shows it as well or a
     known fault explains it.
+
+    data: see `check_data`.
     """
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
@@ -50,8 +52,8 @@ def text_of(data: Data) -> bytes:
     for suite, machine in zip(document, data["clauses_by_machine"]):
         suite.time = machine["seconds"]  # of its runs, in which all clauses are checked together
     text = re.sub(rb"[\x00-\x08\x0b-\x1f]", b" ", document.tostring())  # type: ignore[no-untyped-call]
-    made: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
-    return made
+    xml: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
+    return xml
 
 
 def _case(machine: Data, name: str) -> TestCase:

@@ -72,7 +72,7 @@ def validation(
         "faults_are_known": is_looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
-        "mismatches": [mismatch(each) for each in validated.unexplained], "more_mismatches": validated.more,
+        "mismatches": [mismatch(found) for found in validated.unexplained], "more_mismatches": validated.more,
     }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
         "says": known_faults()[name].says,
         "upstream": known_faults()[name].upstream,
         "avoid": avoidance_text(known_faults()[name]),
-        "found": [mismatch(each) for each in validated.mismatches if each.known == name],
+        "found": [mismatch(found) for found in validated.mismatches if found.known == name],
     }
 
 
@@ -99,7 +99,7 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
     known_counts: Counter[str] = Counter()
     for log in logs:
-        known_counts.update({each["name"]: each["times"] for each in log["known"]})
+        known_counts.update({known["name"]: known["times"] for known in log["known"]})
     empty = sum(not log["events"] for log in logs)
     parts = []
     judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
@@ -135,10 +135,12 @@ _TOTALS = {
 
 
 def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
-    """Return all logs together. strict: a gap or a cut line fails as well. unusable: why other files
-    are no logs.
+    """Return all logs together.
 
     A log of which less than half was judged is incomplete, as one without an event.
+
+    strict: a gap or a cut line fails as well.
+    unusable: why other files are no logs.
     """
     few = any(2 * log["events_judged"] < log["events"] or not log["events"] for log in logs)
     end = ending(
@@ -165,13 +167,13 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
     """
     by_name: dict[str, list[Data]] = {}
     for log in logs:
-        for each in log["known"]:
-            by_name.setdefault(each["name"], []).append(each)
+        for known in log["known"]:
+            by_name.setdefault(known["name"], []).append(known)
     if by_name:
         say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
     for name, shown in by_name.items():
         first_fault = shown[0]
-        times = count_text(sum(each["times"] for each in shown), "time")
+        times = count_text(sum(known["times"] for known in shown), "time")
         where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
         head = f"  {name}, {times}{where}: {first_fault['says']}"
         if not verbose:
@@ -266,9 +268,9 @@ def print_log_report(
     if data["role"] and data["level"] == "lengths":
         words["pages"] = "not compared: the log has none (KVSPEC_WATCH_LEVEL=pages)"
     if verbose:
-        for each in data["known"]:
-            if each["found"]:
-                words[f"known {each['name']}"] = _places_text(each["times"], each["found"])
+        for known in data["known"]:
+            if known["found"]:
+                words[f"known {known['name']}"] = _places_text(known["times"], known["found"])
     print_labels(out, words)
     if not shown:
         for mismatch in data["mismatches"][:SHOWN]:
@@ -284,7 +286,7 @@ def print_log_report(
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
 
-def begins(out: Console, name: str, header: WatchHeader) -> None:
+def print_beginning(out: Console, name: str, header: WatchHeader) -> None:
     """Print the beginning of a log that is followed."""
     say(out, f"{name}: {server_text(header)}", whole=True)
 
@@ -298,9 +300,9 @@ def show_at_once(out: Console, mismatches: Mismatch) -> None:
 def _places_text(times: int, shown_places: list[Data]) -> str:
     """Return where a known fault shows, when, and in which command."""
     parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in shown_places[:3]]
-    shown = [", ".join(filter(None, part)) for part in parts]
-    more = f"; and {times - len(shown)} more" if times > len(shown) else ""
-    return f"line {'; '.join(shown)}{more}"
+    places = [", ".join(filter(None, part)) for part in parts]
+    more = f"; and {times - len(places)} more" if times > len(places) else ""
+    return f"line {'; '.join(places)}{more}"
 
 
 def shown_mismatch(out: Console, mismatch: Data) -> None:

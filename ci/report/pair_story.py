@@ -75,7 +75,7 @@ def story(events: Sequence[Data]) -> Iterator[str]:
 def _event_lines(events: Sequence[Data]) -> Iterator[str]:
     """Return a line for each event, or for the same one again and again."""
     for (where, says), same in groupby(events, lambda each: (each["where"], each["says"])):
-        steps = [each["step"] for each in same]
+        steps = [choice["step"] for choice in same]
         indent = {PREFILL: 0, "wire": 1}.get(where, 2) * _WIDTH
         if says.startswith("FOUND"):
             indent = 0

@@ -165,13 +165,13 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
 def _changed_text(data: Data) -> list[str]:
     """Return the changed functions that a trace calls, and the commands that call them."""
     lines = []
-    for each in data["changed"]:
-        first, *more = each["steps"]
+    for function in data["changed"]:
+        first, *more = function["steps"]
         ran = [f"command {first} ({data['rows'][first]['command']})"]
         if more:
             dots = " ..." if len(more) > 4 else ""
             ran.append(f"again in {', '.join(map(str, more[:4]))}{dots}")
-        lines.append(f"{each['function']} ran in {', '.join(ran)}")
+        lines.append(f"{function['function']} ran in {', '.join(ran)}")
     left = len(lines) - _MOST_FILES
     return [*lines[:_MOST_FILES], f"and {left} more (--json has all)"] if left > 0 else lines
 

@@ -50,7 +50,7 @@ def served_report(
             "canary": (canary or {}).get(key),
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
-    new = [each for each in findings if not each["known"] and not each["old"]]
+    new = [finding for finding in findings if not finding["known"] and not finding["old"]]
     return {
         "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
         "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
@@ -58,7 +58,7 @@ def served_report(
         "known": dict(result.known), "old": dict(result.old), "findings": findings,
         "interrupted": result.interrupted,
         "exit_code": ending(
-            broke=any(each["judge"] in ("server", "grants") for each in new),
+            broke=any(finding["judge"] in ("server", "grants") for finding in new),
             violated=bool(new),
             interrupted=result.interrupted,
             incomplete=result.runs < planned,
@@ -115,11 +115,11 @@ def save(folder: Path, judged: JudgedRun) -> str:
 
 def served_text(out: Console, data: Data) -> None:
     """Print the report of a check of whole schedulers: verdict, findings, what was reached."""
-    new = [each for each in data["findings"] if not each["known"] and not each["old"]]
+    new = [finding for finding in data["findings"] if not finding["known"] and not finding["old"]]
     say(out, _served_verdict(data, len(new)), "bold red" if new else "bold green")
-    for each in data["findings"]:
+    for finding in data["findings"]:
         out.print()
-        _served_finding(out, each)
+        _served_finding(out, finding)
     out.print()
     for key, times in data["old"].items():
         say(out, f"also in the base, {count_text(times, 'time')}: {key}")

@@ -28,14 +28,14 @@ def check_verdict(
 ) -> str:
     """Return the verdict in one line, for logs of CI, such as "torch: conforms (30,112 commands of 20
     kinds in 1,410 runs of 8 presets, 20.5 s)"."""
-    facts = beside(result, base, changed)
+    facts = base_and_ways(result, base, changed)
     if clauses := {**capabilities.waived, **capabilities.known}:
         facts["not checked"] = ", ".join(clauses)
     parts = [findings_text(result, masks, base), *(f"{label}: {text}" for label, text in facts.items())]
     return f"{result.system}: {'; '.join(parts)} ({driven_text(result)})"
 
 
-def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> dict[str, str]:
+def base_and_ways(result: CheckResult, base: Base | None, changed: Changes | None) -> dict[str, str]:
     """Return the base, and the ways that the change of the system reaches: a label and a text for each."""
     facts = {} if base is None else {"base": base.text}
     if changed is not None and changed.undriven:
@@ -122,7 +122,7 @@ def driven_text(result: CheckResult) -> str:
     if result.examples:
         text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
     random = [machine for machine in result.machines if machine.examples and machine.name != CORPUS]
-    if presets := len({each.preset for each in random}):
+    if presets := len({run.preset for run in random}):
         text += f" of {_count_text(presets, 'preset')}"
     return f"{text}, {result.seconds:.1f} s"
 

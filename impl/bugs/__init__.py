@@ -13,6 +13,6 @@ from impl.bugs import (  # noqa: F401
 )  # fmt: skip
 
 # isort: on
-from impl.bugs.register import BUGS, Bug, broken
+from impl.bugs.register import BUGS, Bug, torch_with_bug
 
-__all__ = ["BUGS", "Bug", "broken"]
+__all__ = ["BUGS", "Bug", "torch_with_bug"]

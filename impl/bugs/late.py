@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.bugs.register import bug
-from impl.torch_kv.cursors import N, RowCursors, larger, smaller
+from impl.torch_kv.cursors import N, RowCursors, maximum, minimum
 from impl.torch_kv.requests import KVRequest
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import Played
@@ -23,7 +23,7 @@ def _(self: TorchKV, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) ->
     after = TorchKV.cursors_after_round(self, cursors, ahead, taken, rejected)
     allocated = cursors.kv_allocated_len
     start = cursors.kv_committed_len - rejected
-    return after._replace(kv_allocated_len=larger(allocated, start + ahead))
+    return after._replace(kv_allocated_len=maximum(allocated, start + ahead))
 
 
 @bug("settle-keeps-the-claim", "LEN-4", "a result takes nothing back", TorchKV.cursors_after_reject)
@@ -91,4 +91,4 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     0.5.23). Visible when a turn ends, or is retracted, that has slots ahead. Fix: what was committed, capped
     at target."""
     after = TorchKV.cap_kept(self, cursors, target)
-    return after._replace(kv_committed_len=smaller(after.kv_allocated_len, target))
+    return after._replace(kv_committed_len=minimum(after.kv_allocated_len, target))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.memory_checks import Named
-from impl.torch_kv.cursors import larger
+from impl.torch_kv.cursors import maximum
 from impl.lazy import Tensor
 from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
@@ -120,7 +120,7 @@ def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> T
     restore caps E at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many.
     Visible in a check after such a cut. Safe where no window eviction passes what the turn keeps, as a
     faithful scheduler guarantees. Fix: round max(R, E) up."""
-    return self.ceil(allocated) - larger(protected, evicted)
+    return self.ceil(allocated) - maximum(protected, evicted)
 
 
 @bug("check-swaps-the-terms", "CHK-2", "held and uncached are mistaken for each other")

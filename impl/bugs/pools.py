@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from impl.bugs.register import bug
-from impl.torch_kv.cursors import N, RowCursors, larger, whole
+from impl.torch_kv.cursors import N, RowCursors, maximum, floor_divide
 from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.requests import KVRequest, KVSession
@@ -115,7 +115,7 @@ class _TrimFreesTheFront(TorchKV):
     def front(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """As many pages as `beyond` has, from the first of the row on."""
         first, swa_first, end = self.beyond(cursors, target)
-        start = whole(cursors.cache_protected_len, self.page_size)
+        start = floor_divide(cursors.cache_protected_len, self.page_size)
         return start, start + swa_first - first, start + end - first
 
 
@@ -296,7 +296,7 @@ class _TailLosesHead(TorchKV):
     def cursors_after_receive(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
         taken = super().cursors_after_receive(cursors, tokens, live)
         reach = self.floor(taken.kv_committed_len - (self.window or 0) - self.page_size)
-        return taken._replace(swa_evicted_seqlen=larger(live, reach))
+        return taken._replace(swa_evicted_seqlen=maximum(live, reach))
 
 
 @bug(

@@ -48,7 +48,7 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
+def torch_with_bug(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
     """Return the system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
     return BUGS[id].system(device)
 
@@ -71,7 +71,7 @@ def bug(
         system: Any = fault
         if method is not None:
             method_name = method.__name__
-            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, method_name, None) is method]
+            [owner] = [part for part in (TorchKV, *_PARTS) if getattr(part, method_name, None) is method]
             system = type(owner.__name__, (owner,), {method_name: fault})
         for part, (whole, attribute) in _PARTS.items():
             if issubclass(system, part):

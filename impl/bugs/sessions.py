@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import N, RowCursors, larger, whole
+from impl.torch_kv.cursors import N, RowCursors, maximum, floor_divide
 from impl.lazy import Tensor, torch
 from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
@@ -178,8 +178,8 @@ def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Every request whose length is unaligned leaks a page. The release rounds kv_allocated_len down, and
     the page that it ends in belongs to nobody. Visible when a request ends inside a page. Fix: round up."""
     first, swa_first, _ = TorchKV.owned_pages(self, cursors)
-    end = whole(self.floor(cursors.kv_allocated_len), self.page_size)
-    return first, swa_first, larger(end, larger(first, swa_first))
+    end = floor_divide(self.floor(cursors.kv_allocated_len), self.page_size)
+    return first, swa_first, maximum(end, maximum(first, swa_first))
 
 
 @bug("trim-forgets-swa", "FREE-2", "a trim frees one pool of two", TorchKV.swa_free_start)
@@ -188,7 +188,7 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a page on a
     model with SWA. Fix: free both sides."""
     past_the_row = target * 0 + self.ceil(self.width)  # an int or a tensor, as target is
-    return larger(target, past_the_row)
+    return maximum(target, past_the_row)
 
 
 @bug(
@@ -231,7 +231,7 @@ class _ReleaseSplitsAPage(TorchKV):
         """Return the full pages from the frontier's on, and the SWA pages from the next page boundary on."""
         _, _, evicted, protected = cursors
         _, swa_first, end = self.owned_pages(cursors)
-        return whole(larger(protected, evicted), self.page_size), swa_first, end
+        return floor_divide(maximum(protected, evicted), self.page_size), swa_first, end
 
 
 @bug(
@@ -258,7 +258,7 @@ def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
     so a window eviction driven with less than the last one moves it back. Visible when lengths of window
     evictions fall. Fix: never below swa_evicted_seqlen."""
     evicted = TorchKV.cursors_after_eviction(self, cursors, reach)
-    return evicted._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
+    return evicted._replace(swa_evicted_seqlen=maximum(cursors.cache_protected_len, reach))
 
 
 @bug("sweep-into-window", "SWA-1", "window eviction reaches a page too far", TorchKV.eviction_reach)

@@ -22,7 +22,7 @@ from impl.lmdeploy.model_agent import result_of, take_batch
 from impl.lmdeploy.states import CheckpointedStates
 from impl.lmdeploy.store import CONNECTOR, WAY, MooncakeStore
 from impl.loading.isolation import note_loaded
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.request_sources import RequestSources
 from impl.stand_ins import Values, accepted_arguments
@@ -115,7 +115,7 @@ class LMDeployDriver(EngineFacts):
             self.scheduler = self._modules["paging"].Scheduler(plan, cache, meta)
         self._watch_releases(self.scheduler)
         self.maker = self._new_maker(plan, cache)
-        self._preempt = either(
+        self._preempt = first_attribute(
             self.maker,
             "InputsMakerAsync.preempt_invalid_decode_seqs",
             "InputsMakerAsync.deactivate_evict_seqs",

@@ -63,7 +63,10 @@ class SessionEnds(NamedTuple):
 
 
 def session_ends_of(root: Path, modules: dict[str, Any]) -> SessionEnds:
-    """Return the steps of a server of the release that end a session. modules: of the release, as loaded."""
+    """Return the steps of a server of the release that end a session.
+
+    modules: of the release, as loaded.
+    """
     environment = {
         "logger": Inert(),
         "Response": object,

@@ -33,7 +33,7 @@ class EngineFacts(ModelAgent):
         states = self._states
         slots = self.scheduler.state_manager
         published, copied = self._cached_blocks(physical_blocks)
-        cached = [each.block for each in published]
+        cached = [entry.block for entry in published]
         requests = {}
         kept_blocks = [*copied, *self._blocks_being_saved(physical_blocks)]
         for sequence in self.scheduler.seq_manager.get_all_sequences():
@@ -55,8 +55,8 @@ class EngineFacts(ModelAgent):
                 refs[block] -= 1
         free = _free_items(pool._free_blocks, pool._free_count)
         free += [
-            states.blocks + each
-            for each in _free_items(slots.allocator._free_states, slots.get_num_free())
+            states.blocks + free_slot
+            for free_slot in _free_items(slots.allocator._free_states, slots.get_num_free())
         ]
         free += [block for block in cached if not refs[block]]  # evicted when blocks run out
         ours = {*self._names, *self._finished_sessions, *self._loading_sessions()}

@@ -86,7 +86,9 @@ class LMDeploySystem(ReleaseSystem):
 
 def load(root: Path, with_store: bool = False) -> dict[str, Any]:
     """Return the release's modules, loaded in this process, such as "inputs_maker" and "ar.sequence".
-    with_store: those of the connector as well."""
+
+    with_store: those of the connector as well.
+    """
     install(root, LMDeploySystem.modules, {})
     called = _CALLED + (store.CALLED if with_store else ())
     modules: dict[str, Any] = {

@@ -125,8 +125,10 @@ class ModelAgent(SelfSchedulingDriver):
     def _run_request(
         self, row: Any, tokens: list[int], table: list[int], samples: bool, agreed: int
     ) -> list[int]:
-        """Compute the tokens of one request, note its lane, and return the sampled tokens. agreed: the drafts
-        that the model accepts, at most."""
+        """Compute the tokens of one request, note its lane, and return the sampled tokens.
+
+        agreed: the drafts that the model accepts, at most.
+        """
         start = row.past
         drafts = row.drafts
         stamps = chained(tokens, row.stamp)
@@ -210,7 +212,9 @@ def _prefill_rows(
 
 def _stop_position(sampled: list[int], left: int) -> int:
     """Return the index of the sampled token that ends the request (ARSpecStoppingCriteria), -1 for none.
-    left: number of tokens that it may still sample."""
+
+    left: number of tokens that it may still sample.
+    """
     ends = [index for index, token in enumerate(sampled) if token == STOP_TOKEN]
     if left <= len(sampled):
         ends.append(left - 1)

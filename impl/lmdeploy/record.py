@@ -10,7 +10,7 @@ from impl.lmdeploy.copied import COPIED
 from impl.lmdeploy.loading import LMDeploySystem
 from impl.self_scheduling.release_system import drive_release
 
-def _having(ways: Sequence[str]) -> Sequence[str]:
+def _releases_with(ways: Sequence[str]) -> Sequence[str]:
     """Return the releases that have all these ways."""
     first = max((RELEASES.index(SINCE[way]) for way in ways if way), default=0)
     return RELEASES[first:]
@@ -23,7 +23,7 @@ ENGINE = Engine(
     about="Its PyTorch engine, with steps that overlap.",
     releases=LMDeploySystem.releases,
     ways=("", *LMDeploySystem.ways),
-    having=_having,
+    having=_releases_with,
     drive=drive_release(LMDeploySystem),
     test_hook=lambda _: "impl.lmdeploy.loading:for_tests",
     sketched=(

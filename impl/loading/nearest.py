@@ -18,7 +18,8 @@ FOLDER = Path(__file__).with_name("sketches")
 BYTES = 3  # a checksum has 24 bits
 FAR = 300  # lines: a tree that differs more than that from the oldest release may be older
 _RELEASES_AROUND = 2  # on either side, for one of them may be a patch release
-_LEAST_SHARED = 3  # lines that a tree and the neighbour have, and the nearest release has not: see `leans`
+# Lines that a tree and the neighbour have, and the nearest release has not: see `lies_between`.
+_LEAST_SHARED = 3
 _SHORTEST_LINE = 8  # characters; shorter lines, such as `else:`, are in every release and tell nothing
 
 
@@ -121,7 +122,7 @@ def neighbours(engine: str, release: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def leans(engine: str, root: Path, release: str) -> bool:
+def lies_between(engine: str, root: Path, release: str) -> bool:
     """Return whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines
     that the neighbour has and the release has not.
 

@@ -16,7 +16,7 @@ def optional(owner: Any, name: str, default: Any = None) -> Any:
     return getattr(owner, name.rpartition(".")[2], default)
 
 
-def either(owner: Any, *names: str) -> Any:
+def first_attribute(owner: Any, *names: str) -> Any:
     """Return the attribute that a release has, of several names ("Class.member") for one thing."""
     found = [optional(owner, name, None) for name in names]
     return next(each for each in found if each is not None)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from impl.adapter import UnusableImplementation
 from impl.loading import probe, used_names
 from impl.loading.isolation import Bookkeeping
-from impl.loading.nearest import FAR, Nearest, differing, leans, nearest
+from impl.loading.nearest import FAR, Nearest, differing, lies_between, nearest
 
 
 class PartStep(NamedTuple):
@@ -53,7 +53,7 @@ class Tables(NamedTuple):
     guide: str
 
     @property
-    def every(self) -> str:
+    def all_lines(self) -> str:
         """The lines of all tables."""
         return "\n".join(table.strip() for table in (self.core, *self.parts.values()))
 
@@ -114,11 +114,11 @@ def facts(
     if is_release and all(tables.is_documented(name, near.release) for name in wanted):
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
-    missing = _missing_names(_there(checkout, names(tables.core)))
+    missing = _missing_names(_is_present(checkout, names(tables.core)))
     parts = []
     without = []
     for name, table in tables.parts.items():
-        looked_up = _there(checkout, names(table))
+        looked_up = _is_present(checkout, names(table))
         expected = near.release in tables.releases and tables.is_documented(name, near.release)
         if name in wanted:
             missing += _missing_names(looked_up)
@@ -128,7 +128,7 @@ def facts(
         elif name not in unwanted and expected:
             torn = [step for step in looked_up if step.there and not _holds(step, looked_up)]
             missing += [line for step in torn for line in step.lacks]
-            if not torn and leans(tables.engine, root, near.release):
+            if not torn and lies_between(tables.engine, root, near.release):
                 without.append(name)
             elif not torn:
                 missing += _missing_names(looked_up)
@@ -186,22 +186,22 @@ def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:
     return found
 
 
-def _there(checkout: probe.Checkout, table: str) -> list[PartStep]:
+def _is_present(checkout: probe.Checkout, table: str) -> list[PartStep]:
     found = []
     for (since, before), lines in steps(table).items():
-        lacks = checkout.lacking(lines)
+        lacks = checkout.missing_names(lines)
         uses = sum(len(line.uses) for line in lines)
         found.append(PartStep(since, before, uses - len(lacks), tuple(lacks)))
     return found
 
 
-def _instead(step: PartStep, steps: Iterable[PartStep]) -> list[PartStep]:
+def _alternatives(step: PartStep, steps: Iterable[PartStep]) -> list[PartStep]:
     """Return the alternatives to a step."""
     return [other for other in steps if step.before == other.since or other.before == step.since]
 
 
 def _holds(step: PartStep, steps: Iterable[PartStep]) -> bool:
-    return step.whole or any(other.whole for other in _instead(step, steps))
+    return step.whole or any(other.whole for other in _alternatives(step, steps))
 
 
 def _has_all(steps: Sequence[PartStep]) -> bool:
@@ -232,4 +232,4 @@ def _other_way(
         ended = step.before != "..." and tables.releases.index(step.before) <= at
         if begun and not ended:
             lacks += step.lacks
-    return [] if not lacks or leans(tables.engine, root, release) else lacks
+    return [] if not lacks or lies_between(tables.engine, root, release) else lacks

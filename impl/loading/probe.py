@@ -85,10 +85,12 @@ class Checkout:
 
     def missing(self, version: str, order: list[str], fact: str | None = None) -> list[Missing]:
         """Return the names that a release of that version has and these files lack; `order`: all versions.
-        fact: of that fact alone."""
-        return self.lacking(self._of_version(version, order, fact))
 
-    def lacking(self, entries: Iterable[ApiLine]) -> list[Missing]:
+        fact: of that fact alone.
+        """
+        return self.missing_names(self._of_version(version, order, fact))
+
+    def missing_names(self, entries: Iterable[ApiLine]) -> list[Missing]:
         """Return the names of some lines that these files lack."""
         found = []
         for entry in entries:
@@ -102,7 +104,7 @@ class Checkout:
         lines = self._of_version(version, order, fact)
         return {(line.file, ast.unparse(use)) for line in lines for use in line.uses}
 
-    def has(self, use: tuple[str, str]) -> bool:
+    def can_be_used(self, use: tuple[str, str]) -> bool:
         """Return whether the files can be used so."""
         file, text = use
         return self._why_not(file, ast.parse(text, mode="eval").body) is None
@@ -118,7 +120,7 @@ class Checkout:
         """Return why a use is not possible, None if it is; each is looked up once."""
         key = file, ast.unparse(use)
         if key not in self._known:
-            self._known[key] = self._lacks(file, use)
+            self._known[key] = self._missing_reason(file, use)
         return self._known[key]
 
     def module(self, file: str) -> Names | None:
@@ -133,7 +135,7 @@ class Checkout:
                 self._modules[file] = None
         return self._modules[file]
 
-    def _lacks(self, file: str, use: ast.expr) -> str | None:
+    def _missing_reason(self, file: str, use: ast.expr) -> str | None:
         """Return why a use is not possible, None if it is."""
         module = self.module(file)
         if module is None:

@@ -70,9 +70,9 @@ def not_given(
     followed = {name.rpartition(".")[2] for name in renamed}
     around = [sketch.releases.index(other) for other in neighbours(engine, near.release)]
     gone = [
-        each.name
-        for each in lost_names(engine, root, near.release)
-        if each.ways & {*ways} and all(each.releases >> other & 1 for other in around)
+        lost.name
+        for lost in lost_names(engine, root, near.release)
+        if lost.ways & {*ways} and all(lost.releases >> other & 1 for other in around)
     ]
     return tuple(
         probe.Missing(f"there is no {name}", "all driven files")
@@ -83,7 +83,7 @@ def not_given(
 
 def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     """Return the further names that a tree has lost, as the end of a message that has `said` some of them."""
-    gone = [each.name for each in lost_names(engine, root, release)]
+    gone = [lost.name for lost in lost_names(engine, root, release)]
     more = [name for name in gone if not re.search(rf"\b{re.escape(name)}\b", said)]
     if not more or len(gone) > _STRANGE:
         return ""

@@ -107,11 +107,11 @@ def raising_misfit(
     except (UnusableImplementation, SystemFailed):
         raise
     except Exception as error:
-        why = _fault_of_adapter(error, root, modules, unset, values)
-        if why is None:
+        misfit_reason = _fault_of_adapter(error, root, modules, unset, values)
+        if misfit_reason is None:
             raise
         where = f"CONTRIBUTING.md, 'A new release of {engine}'"
-        raise Misfit(f"{root} {misfit}: {why} ({where})") from error
+        raise Misfit(f"{root} {misfit}: {misfit_reason} ({where})") from error
 
 
 def refuses(error: Exception, root: Path) -> bool:

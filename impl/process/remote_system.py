@@ -169,8 +169,8 @@ class WorkerSystem:
     def close(self) -> None:
         """End the worker. The system can be used again after another `reset`. Raises SystemFailed where the
         worker cannot close its system."""
-        if why := self._end():
-            raise SystemFailed(why)
+        if reason := self._end():
+            raise SystemFailed(reason)
 
     def _end(self) -> str:
         """End the worker; why it could not close its system, or ""."""
@@ -276,21 +276,21 @@ class WorkerSystem:
                     max(self._slowest_s, time.monotonic() - began) if self._started else 0.0
                 )
                 return wire.REPLIES.decode(body)
-            why = self._last_words()
+            reason = self._last_words()
         except TimeoutError:
-            why = f"hang: nothing {occasion} in {timeout_s:g} s{self._where()}"
+            reason = f"hang: nothing {occasion} in {timeout_s:g} s{self._where()}"
         except MemoryError:
-            why = f"memory: more than {self.limits.memory_mb} MB {occasion}{self._where()}"
+            reason = f"memory: more than {self.limits.memory_mb} MB {occasion}{self._where()}"
         except (ValueError, OSError) as error:
-            why = f"unreadable: {error}"
+            reason = f"unreadable: {error}"
         except BaseException:  # an interrupt: what the worker says next would answer this question
             self._break_off("interrupted")
             raise
-        self._break_off(why)
+        self._break_off(reason)
         return None
 
-    def _break_off(self, why: str) -> None:
-        self._broken = why
+    def _break_off(self, reason: str) -> None:
+        self._broken = reason
         self._end()
 
     def _memory_mb(self) -> int:

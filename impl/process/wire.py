@@ -157,10 +157,10 @@ _VIEWS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 _CAPABILITIES = msgspec.msgpack.Decoder(Capabilities)
 _OF_KINDS = [*MESSAGES.values()]
 ASKS: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
-    Union[Apply, *(each.reset for each in _OF_KINDS)]
+    Union[Apply, *(messages.reset for messages in _OF_KINDS)]
 )
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(
-    Union[Ready, WorkerFailure, *(of for each in _OF_KINDS for of in (each.reply, each.failure))]
+    Union[Ready, WorkerFailure, *(of for messages in _OF_KINDS for of in (messages.reply, messages.failure))]
 )
 _COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     c.__name__: msgspec.msgpack.Decoder(c)

@@ -89,12 +89,12 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
 def _noting(called: dict[str, dict[str, None]], root: Path) -> Callable[..., None]:
     """Return a profiler that notes the functions called of each file under `root` in `called`."""
     below = f"{root}{os.sep}"
-    own = frozenset({"view", "apply"})
+    profiled = frozenset({"view", "apply"})
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(below):
-            if "<" not in code.co_qualname and code.co_name not in own:
+            if "<" not in code.co_qualname and code.co_name not in profiled:
                 file = code.co_filename.removeprefix(below)
                 called.setdefault(file, {})[code.co_qualname] = None
 

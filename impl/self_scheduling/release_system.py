@@ -90,8 +90,8 @@ class ReleaseSystem(WorkerSystem):
     def _folder_of_package(self, path: str) -> Path:
         """Return the folder that contains the package: `source` of a clone, or `path` itself. Raises
         UnusableImplementation."""
-        given = Path(path).expanduser()
-        for root in (given / self.source, given):
+        folder = Path(path).expanduser()
+        for root in (folder / self.source, folder):
             if (root / self.package).is_dir():
                 return root.resolve()
         wanted = dict.fromkeys((f"{Path(self.source, self.package)}", self.package))

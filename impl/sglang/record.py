@@ -56,7 +56,7 @@ def _with_host_tier(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
     )
 
 
-def _having(ways: Sequence[str]) -> Sequence[str]:
+def _releases_with(ways: Sequence[str]) -> Sequence[str]:
     from impl.sglang.releases.variants import VARIANTS
     from impl.sglang.tiers.api import FIRST_IN_RUST, FIRST_RELEASE
 
@@ -99,7 +99,7 @@ ENGINE = Engine(
     about="Each release's own session cache around its own chunk cache or radix tree, on a CPU.",
     releases=tuple(TABLE),
     ways=("", "overlap", "hicache", "rust", "unified", "rust+overlap", "rust+hicache"),
-    having=_having,
+    having=_releases_with,
     drive=_drive,
     test_hook=_test_hook,
     devices=("cpu", "cuda"),

@@ -38,9 +38,14 @@ class HostWaitError(RuntimeError):
 
 @dataclass
 class Counts:
-    """Counts of the device's work. operators: by name. elements: how many they produced or wrote; views
-    cost nothing. transfers: to the device. waits: by which operators. may_wait: how often, or
-    HostWaitError."""
+    """Counts of the device's work.
+
+    operators: by name.
+    elements: how many they produced or wrote; views cost nothing.
+    transfers: to the device.
+    waits: by which operators.
+    may_wait: how often, or HostWaitError.
+    """
 
     operators: Counter[str] = field(default_factory=Counter)
     elements: int = 0
@@ -68,7 +73,10 @@ def counting(may_wait: float = float("inf")) -> Iterator[Counts]:
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the device. held: the same on the CPU."""
+    """A tensor on the device.
+
+    held: the same on the CPU.
+    """
 
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -130,7 +138,7 @@ class DeviceTensor(torch.Tensor):
 
 def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     counts = _counts[-1]
-    source_data, target_data = (getattr(each, "held", None) for each in (source, to))
+    source_data, target_data = (getattr(tensor, "held", None) for tensor in (source, to))
     if source_data is None:
         counts.transfers += 1
     if target_data is None or (source_data is None and not non_blocking):
@@ -145,7 +153,7 @@ def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) ->
 def _by_value(func: Any, name: str, args: Any, kwargs: Any) -> bool:
     """Return whether the result is a number, or has a size that depends on numbers."""
     if name in ("index", "index_put", "index_put_"):
-        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
     return not _BY_VALUE.isdisjoint(func.tags)

@@ -32,21 +32,21 @@ class RowCursors(NamedTuple, Generic[N]):
 ZERO: RowCursors[int] = RowCursors(0, 0, 0, 0)
 
 # A move of cursors: from the cursors and one value per argument to the new cursors. It is arithmetic,
-# `larger` and `smaller`, without branches, so that it takes ints and tensors alike.
+# `maximum` and `minimum`, without branches, so that it takes ints and tensors alike.
 Rule = Callable[..., RowCursors[Any]]
 
 
-def larger(a: N, b: N) -> N:
+def maximum(a: N, b: N) -> N:
     """Return the elementwise maximum of two ints or two tensors."""
     return max(a, b) if isinstance(a, int) else torch.maximum(a, b)
 
 
-def smaller(a: N, b: N) -> N:
+def minimum(a: N, b: N) -> N:
     """Return the elementwise minimum of two ints or two tensors."""
     return min(a, b) if isinstance(a, int) else torch.minimum(a, b)
 
 
-def whole(length: N, size: int) -> N:
+def floor_divide(length: N, size: int) -> N:
     """Return length // size, rounded down. On tensors `floor_divide` is faster than the operator."""
     if isinstance(length, int):
         return length // size

@@ -18,7 +18,10 @@ from reference.token_ids import token_of, tree_key
 
 @dataclass(slots=True, eq=False)
 class LockedPrefix:
-    """The prefix of a lock holder. slots: int64 [len(key)] on the device, as the tree handed them out."""
+    """The prefix of a lock holder.
+
+    slots: int64 [len(key)] on the device, as the tree handed them out.
+    """
 
     key: Key
     slots: Tensor
@@ -125,18 +128,18 @@ class LockHolders(Steps):
         """
         assert self.tree is not None
         prefix = len(lock_holder.key)
-        own = self.compute(key[prefix:])
+        computed = self.compute(key[prefix:])
         evicted = max(evicted, prefix)
         live_from = self.ceil(evicted) - prefix
-        self.free_own(own[:0], own[:live_from])
-        slots = torch.cat((lock_holder.slots, own))
+        self.free_own(computed[:0], computed[:live_from])
+        slots = torch.cat((lock_holder.slots, computed))
         if not chunked:
             self.tree.insert(key, slots, evicted, prefix, self.computed_state(key))
         elif self.keep(holder, key, slots, evicted, prefix, partial(self.computed_state, key)):
             lock_holder.key = key
             lock_holder.slots = self.tree.slots(self.locks[holder].node)
         else:
-            self.free_own(own, own[live_from:])
+            self.free_own(computed, computed[live_from:])
 
     def compute(self, tokens: Key) -> Tensor:
         """Take pages of both pools for `tokens`, whole pages, and write them: full slots, int64."""
@@ -153,12 +156,14 @@ class LockHolders(Steps):
         self.store.free_starts(full[:: self.page_size], swa[:: self.page_size])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Return nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the
-        host."""
+        """Return nodes, lock holders and counters; waits for the device.
+
+        full_to_swa: the mapping on the host.
+        """
         if self.tree is None:
             return None
         held = {
-            name: adapter.LockHolderView(it.slots.tolist())
-            for name, it in self.lock_holders.items()
+            name: adapter.LockHolderView(lock_holder.slots.tolist())
+            for name, lock_holder in self.lock_holders.items()
         }
         return adapter.TreeView(self.tree.view(full_to_swa), held, self.tree.sizes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from impl.torch_kv.cursors import larger
+from impl.torch_kv.cursors import maximum
 from impl.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
 from impl.torch_kv.requests import KVRequest, KVSession, Slot
@@ -81,7 +81,7 @@ class MemoryChecks(PrefixRules):
 
     def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
         """Return tokens of the SWA pool per row: whole pages past R and E (CHK-2)."""
-        return self.ceil(allocated) - self.ceil(larger(protected, evicted))
+        return self.ceil(allocated) - self.ceil(maximum(protected, evicted))
 
     def amounts(self, held: Named, uncached: Named) -> Tensor:
         """Return tokens of each row, rows of slots first: int64 [pools, rows] on the device."""
@@ -136,7 +136,7 @@ class MemoryChecks(PrefixRules):
         )
         accounts.append(rows)
         if log:
-            entries += [Entry("rows", *who, 1) for who in names]
+            entries += [Entry("rows", *holder, 1) for holder in names]
         wrong = [a.pool for a in accounts if not a.balances]
         alarm = f"memory leak detected in {', '.join(wrong)}" if wrong else ""
         return Report(tuple(accounts), tuple(entries), alarm)

@@ -137,13 +137,13 @@ class PrefixRules(SessionRules):
         ends = []
         slots = []
         with self.store.frees_wait():
-            for request, length, own in zip(
+            for request, length, row_slots in zip(
                 lanes, lengths, self.row_slots(lanes, lengths), strict=True
             ):
                 key = tree_key(request.text[: length + self.bigram], self.bigram)
                 holder = self.holder_of(request)
                 owned_from = self.owned_starts(request.cursors)
-                if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
+                if self.keep(holder, key, row_slots, *owned_from, partial(self.checkpoint, request)):
                     holders.append(request)
                     ends.append(length)
                     slots.append(self.tree.slots(self.locks[holder].node))
@@ -153,8 +153,8 @@ class PrefixRules(SessionRules):
 
     def inserts(self, request: KVRequest) -> bool:
         """Return whether an extend inserts the request's KV: it has no slot, and whole pages behind R."""
-        whole = self.unfinished_length(request.cursors) > request.cursors.cache_protected_len
-        return whole and self.slot_of(request) is None
+        has_whole_page = self.unfinished_length(request.cursors) > request.cursors.cache_protected_len
+        return has_whole_page and self.slot_of(request) is None
 
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
         """Return the number of tokens that an unfinished request may insert: whole pages."""
@@ -239,9 +239,9 @@ class PrefixRules(SessionRules):
         length = self.tracked_len(request, self.finished_length(request.cursors, target))
         if length > request.cursors.cache_protected_len and self.brings_state(request, length):
             key = tree_key(request.text[: length + self.bigram], self.bigram)
-            own = self.row_slots([request], [length])[0]
+            row_slots = self.row_slots([request], [length])[0]
             self.tree.insert(
-                key, own, *self.owned_starts(request.cursors), self.donate(request, length)
+                key, row_slots, *self.owned_starts(request.cursors), self.donate(request, length)
             )
             self.move([request], self.with_protected_len, [length])
 

@@ -367,7 +367,10 @@ class RadixTree(NodeStates, EvictionQueues):
         return path
 
     def _common_length(self, mine: Key, theirs: Key) -> int:
-        """Return the length of the common prefix in whole pages. theirs: not longer than mine."""
+        """Return the length of the common prefix in whole pages.
+
+        theirs: not longer than mine.
+        """
         if mine == theirs:
             return len(mine)
         unlike = (index for index, (a, b) in enumerate(zip(mine, theirs)) if a != b)

@@ -27,7 +27,10 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class KVSession:
-    """A streaming session. history: tokens of its finished turns."""
+    """A streaming session.
+
+    history: tokens of its finished turns.
+    """
 
     name: str
     history: list[int] = field(default_factory=list)

@@ -18,9 +18,9 @@ from impl.torch_kv.cursors import (
     N,
     RowCursors,
     Rule,
-    larger,
-    smaller,
-    whole,
+    maximum,
+    minimum,
+    floor_divide,
 )
 from impl.torch_kv.requests import Holders, KVRequest, KVSession, Slot
 from impl.torch_kv.states import StateRules
@@ -38,11 +38,11 @@ class SessionRules(StateRules):
 
     def ceil(self, length: N) -> N:
         """Return `length` rounded up to whole pages."""
-        return whole(length + (self.page_size - 1), self.page_size) * self.page_size
+        return floor_divide(length + (self.page_size - 1), self.page_size) * self.page_size
 
     def floor(self, length: N) -> N:
         """Return `length` rounded down to whole pages."""
-        return whole(length, self.page_size) * self.page_size
+        return floor_divide(length, self.page_size) * self.page_size
 
     def window_live(self, evicted: int, position: int) -> bool:
         """Return whether the token at `position` finds the SWA KV of its window, [position - W, position)
@@ -97,9 +97,9 @@ class SessionRules(StateRules):
         #22900."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
-            smaller(committed, target),
-            smaller(allocated, target),
-            smaller(evicted, target),
+            minimum(committed, target),
+            minimum(allocated, target),
+            minimum(evicted, target),
             protected,
         )
 
@@ -114,15 +114,15 @@ class SessionRules(StateRules):
     def swa_free_start(self, target: N, evicted: N) -> N:
         """Return the first position whose SWA page is freed: a window eviction has freed those below E
         (FREE-2)."""
-        return larger(self.free_start(target), self.ceil(evicted))
+        return maximum(self.free_start(target), self.ceil(evicted))
 
     def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """Return the pages past `target`: first full page, first SWA page, end."""
         size = self.page_size
         return (
-            whole(self.free_start(target), size),
-            whole(self.swa_free_start(target, cursors.swa_evicted_seqlen), size),
-            whole(self.ceil(cursors.kv_allocated_len), size),
+            floor_divide(self.free_start(target), size),
+            floor_divide(self.swa_free_start(target, cursors.swa_evicted_seqlen), size),
+            floor_divide(self.ceil(cursors.kv_allocated_len), size),
         )
 
     def free_beyond(self, holder: KVRequest | Slot, target: int) -> None:
@@ -189,7 +189,7 @@ class SessionRules(StateRules):
         """Return the cursors after a window eviction: E is `reach`, unless it was past that."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
-            committed, allocated, larger(larger(evicted, protected), reach), protected
+            committed, allocated, maximum(maximum(evicted, protected), reach), protected
         )
 
     def eviction_start(self, cursors: RowCursors[N]) -> N:
@@ -198,7 +198,7 @@ class SessionRules(StateRules):
         It is a page boundary: E lies inside a page only in slots, where a trim has capped it (`prove
         frontier`).
         """
-        return larger(cursors.swa_evicted_seqlen, cursors.cache_protected_len)
+        return maximum(cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
     def evict_window(self, request: KVRequest, length: int) -> None:
         """Free the SWA pages of a row between E and its new value."""
@@ -210,8 +210,8 @@ class SessionRules(StateRules):
         lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.cursors_after_eviction)
         if pages:
-            start = whole(self.eviction_start(before), size)
-            self.store.free_swa(lanes.row, start, whole(after.swa_evicted_seqlen, size), pages)
+            start = floor_divide(self.eviction_start(before), size)
+            self.store.free_swa(lanes.row, start, floor_divide(after.swa_evicted_seqlen, size), pages)
 
     # Save and release
 
@@ -244,8 +244,9 @@ class SessionRules(StateRules):
         """Return full pages [R, A) and SWA pages [max(R, E), A): first full page, first SWA page, end."""
         size = self.page_size
         _, allocated, evicted, protected = cursors
-        evicted = larger(protected, self.ceil(evicted))
-        return whole(protected, size), whole(evicted, size), whole(self.ceil(allocated), size)
+        evicted = maximum(protected, self.ceil(evicted))
+        end = floor_divide(self.ceil(allocated), size)
+        return floor_divide(protected, size), floor_divide(evicted, size), end
 
     def holder_of_session(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
         """Return the holder of a session's KV: the turn that borrows it, or the slot."""

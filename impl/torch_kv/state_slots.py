@@ -100,7 +100,10 @@ class NodeStates:
         return min(candidates, key=lambda node: (node.state_used, node.end, node.path()), default=None)
 
     def evictable_states(self, but: TreeNode | None = None) -> int:
-        """Return the number of evictable states. but: a node that keeps its own."""
+        """Return the number of evictable states.
+
+        but: a node that keeps its own.
+        """
         others = [node for node in self.with_state if node is not but]
         return sum(map(self.state_candidate, others))
 

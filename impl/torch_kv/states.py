@@ -101,7 +101,7 @@ class StateRules:
         """Return the last position up to `length` at which a state is kept; `length` without tracking."""
         if not self.tracks:
             return length
-        return max((kept for _, kept in request.buffers if kept <= length), default=0)
+        return max((tracked for _, tracked in request.buffers if tracked <= length), default=0)
 
     def take_tracked(self, request: KVRequest, length: int) -> int:
         """Hand the slot with the state after `length` tokens over to the tree."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.torch_kv.memory_checks import MemoryChecks
-from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
+from impl.torch_kv.cursors import Lanes, N, RowCursors, maximum
 from impl.lazy import Tensor, torch
 from impl.torch_kv.requests import KVRequest
 from impl.torch_kv.states import BUFFERS
@@ -17,7 +17,10 @@ from reference.token_ids import token_id
 
 
 class Steps(MemoryChecks):
-    """Batched steps of requests. width: cells of a row (tokens)."""
+    """Batched steps of requests.
+
+    width: cells of a row (tokens).
+    """
 
     requests: dict[str, KVRequest]
     width: int
@@ -74,9 +77,8 @@ class Steps(MemoryChecks):
         lanes = list(zip(requests, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
         started = any(r in decodes or self.has_started(r) for r in tails)
-        require(
-            len(decodes) < len(requests) and not self.late(decodes) and not started, Reason.WRONG_PHASE
-        )
+        has_prefill = len(decodes) < len(requests)
+        require(has_prefill and not self.has_late_results(decodes) and not started, Reason.WRONG_PHASE)
         require(not tails or self.window is not None, Reason.NO_SWA)
         fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
         require(fits, Reason.BAD_LENGTH)
@@ -85,8 +87,10 @@ class Steps(MemoryChecks):
     def prefill(
         self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False
     ) -> None:
-        """Allocate and write the next tokens[i] positions of requests with rows. received: the KV comes from
-        another server, which sends SWA KV only for the last window."""
+        """Allocate and write the next tokens[i] positions of requests with rows.
+
+        received: the KV comes from another server, which sends SWA KV only for the last window.
+        """
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
@@ -140,7 +144,7 @@ class Steps(MemoryChecks):
     def decode(self, command: c.Decode) -> Played:
         require(command.requests, Reason.EMPTY)
         requests = self._lanes(command.requests, RequestPhase.RUNNING)
-        require(not self.late(requests), Reason.WRONG_PHASE)
+        require(not self.has_late_results(requests), Reason.WRONG_PHASE)
         require(not self.window_lost(requests), Reason.WINDOW_LOST)
         self.make_room(
             [r.row for r in requests], self._allocated_lens(requests), self._after_decode(requests)
@@ -189,7 +193,7 @@ class Steps(MemoryChecks):
     def cursors_after_decode(self, cursors: RowCursors[N]) -> RowCursors[N]:
         """Return the cursors after one more token: A grows unless a draft has allocated ahead (LEN-4)."""
         committed, allocated, evicted, protected = cursors
-        return RowCursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
+        return RowCursors(committed + 1, maximum(allocated, committed + 1), evicted, protected)
 
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:  # noqa: ARG002
         """Write the token of every entry: a slot allocated ahead holds a rejected draft (READ-1).
@@ -198,7 +202,7 @@ class Steps(MemoryChecks):
         """
         self.store.write(slots, tokens)
 
-    def late(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
+    def has_late_results(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
         """Return whether a request has more than so many results in flight."""
         return any(len(request.in_flight) > most for request in requests)
 
@@ -233,7 +237,7 @@ class Steps(MemoryChecks):
         """Run a verify round in which each entry commits `taken` tokens. Returns its requests."""
         require(drafts and all(d.allocate >= 1 and d.accept >= 1 for d in drafts), Reason.EMPTY)
         requests = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
-        require(not self.late(requests, most_late), Reason.WRONG_PHASE)
+        require(not self.has_late_results(requests, most_late), Reason.WRONG_PHASE)
         require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
         rejected = [self.write_lag(request) for request in requests]
         computed = [r.cursors.kv_committed_len - n for r, n in zip(requests, rejected, strict=True)]
@@ -272,7 +276,7 @@ class Steps(MemoryChecks):
         With rounds in flight C is past all that they may accept (LEN-5)."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
-            committed + taken, larger(allocated, committed + ahead), evicted, protected
+            committed + taken, maximum(allocated, committed + ahead), evicted, protected
         )
 
     def commits(self, draft: c.Draft) -> int:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from impl.torch_kv.cursors import CursorTable, N, whole
+from impl.torch_kv.cursors import CursorTable, N, floor_divide
 from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from reference.memoization import memoized
 from reference.geometry import Geometry
 
 
-def each(values: Tensor, count: Tensor, total: int) -> Tensor:
+def repeat_each(values: Tensor, count: Tensor, total: int) -> Tensor:
     """Return values[i] repeated count[i] times, for all entries end to end: int64 [total], or [1] for a
     single entry.
 
@@ -33,11 +33,11 @@ def each(values: Tensor, count: Tensor, total: int) -> Tensor:
 
 def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
     """Return start[i], start[i] + step, ... with count[i] values per entry, end to end: int64 [total]; see
-    `each`."""
+    `repeat_each`."""
     steps = torch.arange(0, total * step, step, dtype=torch.int64, device=start.device)
     if start.numel() > 1:
         start = start - (count.cumsum(0) - count) * step
-    return steps.add_(each(start, count, total))
+    return steps.add_(repeat_each(start, count, total))
 
 
 class BatchSpan:
@@ -75,10 +75,10 @@ class BatchSpan:
             self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
         )
 
-    def each(self, values: Tensor) -> Tensor:
-        """Return each entry's value, int64 [B], once for each of its count[i] positions; see `each`."""
+    def repeat_each(self, values: Tensor) -> Tensor:
+        """Return each entry's value, int64 [B], once for each of its count[i] positions."""
         assert self._count is not None
-        return each(values, self._count, sum(self.counts))
+        return repeat_each(values, self._count, sum(self.counts))
 
 
 class KVStore:
@@ -135,7 +135,10 @@ class KVStore:
     # Positions
 
     def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> BatchSpan:
-        """Return positions [start[i], start[i] + count[i]) of each row. counts: the host's copy of count."""
+        """Return positions [start[i], start[i] + count[i]) of each row.
+
+        counts: the host's copy of count.
+        """
         return BatchSpan(row, self.width, start, count, counts)
 
     def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
@@ -146,7 +149,7 @@ class KVStore:
 
     def open_index(self, start: N) -> N:
         """Return the index of the first new page of an allocation from position `start` on (OWN-5)."""
-        return whole(start + (self.page_size - 1), self.page_size)
+        return floor_divide(start + (self.page_size - 1), self.page_size)
 
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         """Return the number of new pages for positions [starts[i], ends[i]): the open page is filled
@@ -178,17 +181,17 @@ class KVStore:
         opened = self.open_index(start)
         begin = 1 - opened
         if lanes > 1:
-            fresh = whole(end + (size - 1), size) - opened
+            fresh = floor_divide(end + (size - 1), size) - opened
             lane = torch.arange(lanes, dtype=torch.int64, device=self.device)
             first_slots = fresh.cumsum(0) - fresh + lane
             new = torch.arange(1, pages + 1, dtype=torch.int64, device=self.device)
-            new.add_(each(lane, fresh, pages))
+            new.add_(repeat_each(lane, fresh, pages))
             begin += first_slots
         # The place of each cell among the slots of these pages.
-        place = span.cell + span.each(begin * size - span.origin)
+        place = span.cell + span.repeat_each(begin * size - span.origin)
         slots = []
         for pool, last in zip(self.pools, self._last(span.first)):
-            last_page = whole(last, size)
+            last_page = floor_divide(last, size)
             taken = self._take(pool, start, end, pages)
             if lanes == 1:
                 table = torch.cat((last_page, taken))
@@ -241,10 +244,10 @@ class KVStore:
     ) -> Tensor:
         """Return the slots of `pages` new pages of a pool for the positions of `span`."""
         size = self.page_size
-        first_page = whole(start, size)
-        fresh = whole(end + (size - 1), size) - first_page
+        first_page = floor_divide(start, size)
+        fresh = floor_divide(end + (size - 1), size) - first_page
         skip = (fresh.cumsum(0) - fresh - first_page) * size - span.origin
-        return self._slots_of(pool.take(pages)).take(span.cell + span.each(skip))
+        return self._slots_of(pool.take(pages)).take(span.cell + span.repeat_each(skip))
 
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
         """Return `pages` new pages of a pool for positions [start[i], end[i]) of all entries, end to end."""
@@ -328,7 +331,7 @@ class KVStore:
             slots = self._page_starts(row, first, end, pages)
             if same:
                 self._free_swa(slots)
-            self._free_full(whole(slots, self.page_size))
+            self._free_full(floor_divide(slots, self.page_size))
 
     @contextmanager
     def frees_wait(self) -> Iterator[None]:
@@ -349,7 +352,7 @@ class KVStore:
         if swa_slots.numel():
             self._free_swa(swa_slots)
         if slots.numel():
-            self._free_full(whole(slots, self.page_size))
+            self._free_full(floor_divide(slots, self.page_size))
 
     def _free_full(self, pages: Tensor) -> None:
         self.full.give(pages)
@@ -363,10 +366,13 @@ class KVStore:
             self._free_swa(self._page_starts(row, first, end, pages))
 
     def _free_swa(self, slots: Tensor) -> None:
-        """Free SWA pages. slots: int64 [n], the first full slot of each page."""
+        """Free SWA pages.
+
+        slots: int64 [n], the first full slot of each page.
+        """
         assert self.swa is not None
-        self.swa.give(whole(self.full_to_swa.take(slots), self.page_size))
-        self._unmap(whole(slots, self.page_size))
+        self.swa.give(floor_divide(self.full_to_swa.take(slots), self.page_size))
+        self._unmap(floor_divide(slots, self.page_size))
 
     def _unmap(self, pages: Tensor) -> None:
         if self.swa is not None:

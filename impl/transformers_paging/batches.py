@@ -83,7 +83,7 @@ class HostBatch:
             allocators = self._cache.cache_allocators.values()
             read: list[list[int]] = [[] for _ in allocators]
             write: list[list[int]] = [[] for _ in allocators]
-            lengths = [each.get_seqlen_k(start, count) for each in allocators]
+            lengths = [allocator.get_seqlen_k(start, count) for allocator in allocators]
             self._cache.extend_read_and_write_indices(state.request_id, start, count, read, write)
             text = tuple((state.initial_tokens + state.generated_tokens)[:start])
             inputs = tuple(state.tokens_to_process)

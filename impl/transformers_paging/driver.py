@@ -62,9 +62,9 @@ class PagingDriver(SelfSchedulingDriver):
             0,
             0,
         )
-        whole = self._of["continuous_api"].ContinuousBatchProcessor
+        processor_class = self._of["continuous_api"].ContinuousBatchProcessor
         # its own collects garbage
-        self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
+        self._processor: Any = type("Processor", (processor_class,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
         """Build the release's PagedAttentionCache, FIFOScheduler and processor of batches for these sizes.
@@ -139,9 +139,9 @@ class PagingDriver(SelfSchedulingDriver):
 
     def _offloading_manager(self, alone: Values) -> Any:
         """Return the release's manager of host memory, which has as many blocks as the configuration says."""
-        whole = self._of["offloading_manager"].OffloadingManager
+        manager_class = self._of["offloading_manager"].OffloadingManager
         blocks = self.config.swap
-        sized = type("Manager", (whole,), {"_compute_num_cpu_sectors": lambda *_: blocks})
+        sized = type("Manager", (manager_class,), {"_compute_num_cpu_sectors": lambda *_: blocks})
         return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
 
     def carry_out(self, command: EngineCommand) -> None:
@@ -301,7 +301,7 @@ class PagingDriver(SelfSchedulingDriver):
         requests = {name: self._request_fact(state) for name, state in self._requests_by_name().items()}
         tables_of = {name: fact.tables for name, fact in requests.items()}
         self.memory = _group_and_stamps(self._kv.blocks()[2 * per :], tables_of)
-        due = self._results_due()
+        results_due = self._results_due()
         return self.facts(
             refs=(0, *refs),
             published=published,
@@ -311,8 +311,8 @@ class PagingDriver(SelfSchedulingDriver):
             leftovers=tuple(sorted({*map(_our_name, tables)} - requests.keys())),
             # a batch that is alone in flight is not waited for: the loop takes its results behind another
             # launch
-            steps_in_flight=self._batches.in_flight if due else 0,
-            results_due=due,
+            steps_in_flight=self._batches.in_flight if results_due else 0,
+            results_due=results_due,
             in_step=self._batches.in_step,
             padded=self.overlap,  # as by default, with CUDA graphs
             swap=self._swap_facts() if self.config.swap else None,

@@ -280,7 +280,7 @@ _SAYS = {
     "both connectors": "a pair's host memory",
 }
 TABLES = parts.Tables("vllm", below="vllm", releases=RELEASES, core=CORE, parts=PARTS, says=_SAYS, guide="A new release of vLLM")
-EVERY = TABLES.every
+EVERY = TABLES.all_lines
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage", "simple", "pinned hits", "resets of a pool", "stores of the finished"})
 _OF_PAIRS = frozenset({"pair", "both connectors", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
@@ -342,9 +342,9 @@ def facts(
         unwanted |= {"drafts in flight"}
     renamed = renamed_entries(root)
     names = partial(in_uses, names=renamed)
-    asked = [part for part, is_wanted in wanted.items() if is_wanted]
-    ways = (PLAIN, *asked)
-    return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names, ways, renamed)
+    wanted_parts = [part for part, is_wanted in wanted.items() if is_wanted]
+    ways = (PLAIN, *wanted_parts)
+    return parts.facts(root, TABLES, VLLM, wanted_parts, unwanted, release, names, ways, renamed)
 
 
 def renamed_entries(root: Path) -> dict[str, str]:
@@ -359,7 +359,7 @@ def renamed_entries(root: Path) -> dict[str, str]:
             line._replace(uses=tuple(use for use in line.uses if name_of(use) == name))
             for line in probe.entries(table)
         ]
-        return bool(checkout.lacking(lines))
+        return bool(checkout.missing_names(lines))
 
     known = {name_of(use) for _, use in uses()}
     names = {}

@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.stand_ins import accepted_arguments
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
 
 class DeviceJob:
-    """A submitted transfer. parts: (group, block, chunk, index in the chunk) of each block."""
+    """A submitted transfer.
+
+    parts: (group, block, chunk, index in the chunk) of each block.
+    """
 
     def __init__(self, job: int, load: bool, parts: tuple[Any, ...]) -> None:
         self.job = job
@@ -139,12 +142,12 @@ class Offloads:
         self.transfers = transfers
         kind = type(scheduler.connector)
         role = importlib.import_module(f"{CONNECTORS}.v1.base").KVConnectorRole.WORKER
-        given = {
+        arguments = {
             "vllm_config": scheduler.vllm_config,
             "role": role,
             "kv_cache_config": scheduler.kv_cache_config,
         }
-        self.worker = kind(**accepted_arguments(kind.__init__, given))
+        self.worker = kind(**accepted_arguments(kind.__init__, arguments))
         self.attach()
 
     def attach(self) -> None:
@@ -320,7 +323,10 @@ class Loads:
             self._lose(block, 0, self._steps)
 
     def _lose(self, block: int, first_slot: int, step: int) -> None:
-        """Clear the slots of a block from slot `first_slot` on. step: the step that reports it."""
+        """Clear the slots of a block from slot `first_slot` on.
+
+        step: the step that reports it.
+        """
         size = self._config.groups[0].block_size
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
         kept = slots[:first_slot] if owner == 0 else [self.transfers.empty] * first_slot
@@ -328,9 +334,11 @@ class Loads:
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
-        """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from
-        its first slot on is whole again, unless the entry reads lost blocks. lanes: have start, tokens
-        and tables."""
+        """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from its
+        first slot on is whole again, unless the entry reads lost blocks.
+
+        lanes: have start, tokens and tables.
+        """
         size = self._config.groups[0].block_size
         sound = list(lanes) if self._lost else []
         for lane in sound:
@@ -370,10 +378,10 @@ class Loads:
         if self._in_step:
             self._next_brings = blocks
             return True
-        whole = len(self._config.groups) > 1
+        is_hybrid = len(self._config.groups) > 1
         queue = self.transfers.queues[True]
         if not queue or (
-            whole and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
+            is_hybrid and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
         ):
             return False
         job = queue[0]
@@ -381,7 +389,7 @@ class Loads:
         job.parts = job.parts[:blocks]
         if lost:
             self.failed.add(self._requests[job.job])
-        if whole and lost:
+        if is_hybrid and lost:
             self._failed.add(self._requests[job.job])
         elif lost:
             self._invalid |= lost
@@ -396,12 +404,12 @@ def connector_class(name: str) -> Any:
 
 def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
     """Return a connector, in the place of `KVConnectorFactory.create_connector`."""
-    given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+    arguments = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
     name = config.kv_transfer_config.kv_connector
     if name == "Peer":
-        return peer(**given)
+        return peer(**arguments)
     kind = connector_class(name)
-    return kind(**accepted_arguments(kind.__init__, given))
+    return kind(**accepted_arguments(kind.__init__, arguments))
 
 
 def worker_of(
@@ -431,7 +439,7 @@ def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
                 chunks.append(
                     (
                         key,
-                        either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
+                        first_attribute(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
                         chunk.ref_cnt,
                     )
                 )

@@ -98,8 +98,13 @@ def new_scheduler(
     around: Callable[[Any], Any] | None = None,
     adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return a scheduler, and the function that makes requests for it. hashed: hashes blocks. v2: for model
-    runner V2. around: wraps the function that hashes a request's blocks. adapt: changes the settings."""
+    """Return a scheduler, and the function that makes requests for it.
+
+    hashed: hashes blocks.
+    v2: for model runner V2.
+    around: wraps the function that hashes a request's blocks.
+    adapt: changes the settings.
+    """
     kind = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     parameters = kind.__init__
     if overlap:
@@ -343,8 +348,10 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def adapter_of(name: str, load: int) -> Any:
-    """Return a LoRARequest. load: number of times that the adapter was loaded again from its path; each
-    load has another id."""
+    """Return a LoRARequest.
+
+    load: number of times that the adapter was loaded again from its path; each load has another id.
+    """
     number = int.from_bytes(name.encode(), "big") * 1000 + load
     path = f"/adapters/{name}"
     return Values(

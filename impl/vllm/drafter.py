@@ -92,7 +92,10 @@ class Drafter:
 
 
 class _Known(NamedTuple):
-    """A request with tokens that are numbered by the drafter. numbers: token -> its number."""
+    """A request with tokens that are numbered by the drafter.
+
+    numbers: token -> its number.
+    """
 
     request: Any
     numbers: dict[int, int]
@@ -110,12 +113,16 @@ class _Metadata(Values):
 
 
 class DrafterV1(Drafter):
-    """The drafter of a worker with model runner V1, with inputs from `SpecDecodeBaseProposer`. root: the
-    folder of the release."""
+    """The drafter of a worker with model runner V1, with inputs from `SpecDecodeBaseProposer`.
+
+    root: the folder of the release.
+    """
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path) -> None:
-        """Make a proposer with the release's methods (SpecDecodeBaseProposer) and kernels, on the CPU. root:
-        the release."""
+        """Make a proposer with the release's methods (SpecDecodeBaseProposer) and kernels, on the CPU.
+
+        root: the release.
+        """
         super().__init__(config, runner)
         rows = torch.zeros(config.max_seqs, dtype=torch.int32)
         tokens = config.max_batched_tokens
@@ -153,8 +160,10 @@ class DrafterV1(Drafter):
     def inputs(
         self, lanes: Sequence[Lane], requests: dict[str, Any], lengths: Sequence[int]
     ) -> list[DraftInputs]:
-        """Prepare the first pass, as `propose_draft_token_ids` does. lengths: the worker's length of each
-        request's text (num_tokens_no_spec)."""
+        """Prepare the first pass, as `propose_draft_token_ids` does.
+
+        lengths: the worker's length of each request's text (num_tokens_no_spec).
+        """
         proposer = self._proposer
         counts = [len(lane.tokens) for lane in lanes]
         starts = torch.tensor([0, *counts]).cumsum(0)
@@ -206,7 +215,10 @@ def _launcher_of(kernel: Kernel) -> Any:
 
 
 class DrafterV2(Drafter):
-    """The drafter of a worker with model runner V2, with inputs from its speculator. buffers: for them."""
+    """The drafter of a worker with model runner V2, with inputs from its speculator.
+
+    buffers: for them.
+    """
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path, buffers: Any) -> None:
         super().__init__(config, runner)
@@ -221,8 +233,11 @@ class DrafterV2(Drafter):
         self._step = torch.tensor(0)
 
     def inputs(self, batch: Any, states: Any, sampled: Any, rejected: Any) -> list[DraftInputs]:
-        """Prepare the first pass, as `propose` does. batch: an InputBatch that has run. states: the
-        RequestState of the worker."""
+        """Prepare the first pass, as `propose` does.
+
+        batch: an InputBatch that has run.
+        states: the RequestState of the worker.
+        """
         offered = {
             "last_token_indices": self._last,
             "current_draft_step": self._step,

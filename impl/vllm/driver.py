@@ -125,7 +125,10 @@ class EngineDriver(ClientCalls, FactGatherer):
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
     def _take_outputs(self, outputs: Any) -> None:
-        """Keep the outputs for clients. outputs: EngineCoreOutputs by client index."""
+        """Keep the outputs for clients.
+
+        outputs: EngineCoreOutputs by client index.
+        """
         self._client_outputs = tuple(
             Output(
                 self._names[out.request_id],

@@ -25,7 +25,10 @@ def plain(_: str) -> KvSource:
 
 
 class KvOrigin(NamedTuple):
-    """The source and the text that KV was computed from. text: all tokens up to its end, images included."""
+    """The source and the text that KV was computed from.
+
+    text: all tokens up to its end, images included.
+    """
 
     source: KvSource
     text: tuple[int, ...]
@@ -81,7 +84,9 @@ class Stamps:
 
     def origin_in(self, block_hash: bytes, stamps_in_block: Container[int]) -> KvOrigin | None:
         """Return the origin of the KV in a block with this hash, None if the block has no KV of the hash.
-        stamps_in_block: the stamps in the block."""
+
+        stamps_in_block: the stamps in the block.
+        """
         candidates = self._candidates(block_hash)
         return next((o for o in candidates if self._stamps_of(block_hash, 1, o)[0] in stamps_in_block), None)
 

@@ -53,14 +53,14 @@ def release_root(
     """
     unpacked = partial(_unpack_wheel, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    asked = {
+    versions = {
         "v2": v2, "offload": offloads, "pair": pair, "images": encodes,
         "images+v2": encodes and v2, "state": drives(version, "state"),
         "drafter+v2": v2 and drives(version, "drafter+v2"),
         "simple": offloads and drives(version, "simple"),
         "both connectors": pair and drives(version, "both connectors"),
     }  # fmt: skip
-    if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
+    if not all((root / file).is_file() for part, file in OF_WAYS.items() if versions[part]):
         fetch.complete(root, unpacked)
     return root
 

@@ -40,15 +40,15 @@ class FactGatherer(EngineParts):
                 request.num_computed_tokens,
                 tables,
             )
-        named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
-        named.update(*(m.num_cached_block for m in managers))
+        holders = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
+        holders.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: the block with the state at the end of a prompt, which the connector may store
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
         if isinstance(self._mover, PoolOffloads):
-            for each in transfers_of(self.scheduler.connector.scheduler_manager):
-                name = self._names.get(each.request, "")
-                held = [block for block in each.blocks if block]  # the null block is not held
+            for transfer in transfers_of(self.scheduler.connector.scheduler_manager):
+                name = self._names.get(transfer.request, "")
+                held = [block for block in transfer.blocks if block]  # the null block is not held
                 if name in requests:
                     pinned += [(name, block) for block in held]
                 else:
@@ -62,7 +62,7 @@ class FactGatherer(EngineParts):
             published=tuple(self._published_hashes(pool)),
             mapped=_hashes_by_block(pool),
             requests=requests,
-            leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
+            leftovers=tuple(self._names.get(name, name) for name in holders if name not in known),
             lanes=self._lanes,
             outputs=self._client_outputs,
             reset=self._reset_done,

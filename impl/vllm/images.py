@@ -126,7 +126,10 @@ def images_in(text: Sequence[int]) -> str:
 
 
 def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> EncoderFacts:
-    """Return the facts of the encoder cache. names: the release's id of a request -> its name in commands."""
+    """Return the facts of the encoder cache.
+
+    names: the release's id of a request -> its name in commands.
+    """
     manager = scheduler.encoder_cache_manager
     entries = tuple(
         EncoderEntry(
@@ -201,8 +204,10 @@ class Encoder:
 
     @staticmethod
     def by_request(embeddings: Any, is_embedding: Any, counts: dict[str, int]) -> dict[str, dict[int, int]]:
-        """Return gathered embeddings by request and input index. counts: request -> number of inputs, in
-        batch order."""
+        """Return gathered embeddings by request and input index.
+
+        counts: request -> number of inputs, in batch order.
+        """
         values = iter([int(value) for tensor in embeddings for value in tensor])
         read: dict[str, dict[int, int]] = {}
         start = 0  # of the request's inputs in the batch

@@ -44,8 +44,10 @@ class EncoderV2(Encoder):
         return hashes, items
 
     def embeddings_read(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
-        """Return the embeddings that each request of the batch reads (see Encoder.gather_embeddings). batch:
-        an InputBatch."""
+        """Return the embeddings that each request of the batch reads (see Encoder.gather_embeddings).
+
+        batch: an InputBatch.
+        """
         embeddings, is_embedding = self._runner.gather_mm_embeddings(
             batch.req_ids,
             batch.num_tokens,

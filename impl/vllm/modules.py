@@ -102,8 +102,10 @@ def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = No
 
 
 def provided_names(root: Path | None = None) -> Provided:
-    """Return the stand-ins for names that the loaded modules import from others, by module. root: the
-    folder of a release; its own rules about images are used if it has their file."""
+    """Return the stand-ins for names that the loaded modules import from others, by module.
+
+    root: the folder of a release; its own rules about images are used if it has their file.
+    """
     from impl.vllm import triton
     from impl.vllm.states import MirroredBuffer
     from impl.vllm.states_v2 import DefaultModelState, metadata
@@ -159,8 +161,11 @@ def provided_names(root: Path | None = None) -> Provided:
 
 
 def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = False) -> None:
-    """Import vLLM, of any release, from `root` in this process. offloads: with its OffloadingConnector.
-    encodes: for a model with an encoder."""
+    """Import vLLM, of any release, from `root` in this process.
+
+    offloads: with its OffloadingConnector.
+    encodes: for a model with an encoder.
+    """
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     stand_ins = provided_names(root) | (images.stand_ins_by_module() if encodes else {})
@@ -186,7 +191,11 @@ def runner_methods(
     root: Path, renamed: Mapping[str, str], encodes: bool = False
 ) -> dict[str, Any]:
     """Return the worker's methods of this release, compiled without its module, by their names in other
-    releases. renamed: old name -> name in this release. encodes: with the methods of an encoder."""
+    releases.
+
+    renamed: old name -> name in this release.
+    encodes: with the methods of an encoder.
+    """
     env: dict[str, Any] = {
         "CachedRequestState": WorkerRequest,
         "SamplingType": Values(RANDOM_SEED=object()),
@@ -212,7 +221,10 @@ def runner_methods(
 
 
 def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
-    """Copy blocks of the runner's memory. copies: pairs of (source, target)."""
+    """Copy blocks of the runner's memory.
+
+    copies: pairs of (source, target).
+    """
     for source, target in copies:
         group, slots = memory.get(source, (-1, []))
         memory[target] = (group, list(slots))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, 
 from pathlib import Path
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, connector_class, create_connector,
 )  # fmt: skip
@@ -74,9 +74,11 @@ def stand_ins_by_module() -> dict[str, dict[str, Any]]:
 
 
 def expose(root: Path | None = None) -> None:
-    """Set the names that the scheduler imports from `kv_connector.v1`, because the package's own code
-    imports every connector. root: the folder of a release; its storage and its simple connector are
-    prepared too, if it has them."""
+    """Set the names that the scheduler imports from `kv_connector.v1`, because the package's own code imports
+    every connector.
+
+    root: the folder of a release; its storage and its simple connector are prepared too, if it has them.
+    """
     package = importlib.import_module(_V1)
     base = importlib.import_module(f"{_V1}.base")
     for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA", "supports_hma"):
@@ -100,7 +102,7 @@ def offloading_scheduler(scheduler: Any) -> Any:
     others."""
     connectors = children(scheduler.connector)
     if len(connectors) > 1:
-        connectors = [each for each in connectors if type(each).__name__ == OFFLOADING]
+        connectors = [connector for connector in connectors if type(connector).__name__ == OFFLOADING]
     return connectors[0].connector_scheduler
 
 
@@ -148,15 +150,15 @@ def host_facts(
         *_submitted_jobs(transfers, connector._jobs, connector._jobs),
     )
     kept_chunks = chunks_of(manager)
-    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept_chunks))
-    allocated = either(
+    keys = tuple(sorted(_key(*chunk, config, stamps, transfers.host) for chunk in kept_chunks))
+    allocated = first_attribute(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",
         "CPUOffloadingManager._num_allocated_blocks",
     )
     nothing = [(-1, ())] * config.chunk_blocks
-    named = [key.chunk for key in keys] + [part[2] for job in moving for part in job.parts]
-    chunks = max([allocated, *(chunk + 1 for chunk in named)])
+    named_chunks = [key.chunk for key in keys] + [part[2] for job in moving for part in job.parts]
+    chunks = max([allocated, *(chunk + 1 for chunk in named_chunks)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
     records = tuple(_records(scheduler, connector))
@@ -185,7 +187,10 @@ def _unsubmitted_stores(mover: Offloads, connector: Any) -> Iterator[Transfer]:
 
 def _submitted_jobs(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
     """Yield the jobs on the device, and the completed ones in `waited` or not yet reported. Forget all
-    others. current: jobs that are not from before a reset, None if all are current."""
+    others.
+
+    current: jobs that are not from before a reset, None if all are current.
+    """
     moving = {job.job for queue in transfers.queues.values() for job in queue}
     known = moving.union(waited, transfers.completed)
     transfers.jobs = {number: job for number, job in transfers.jobs.items() if number in known}
@@ -205,8 +210,8 @@ def _submitted_jobs(transfers: Transfers, waited: Any, current: Any = None) -> I
 def _marks(scheduler: Any) -> Iterator[str]:
     """Yield the finished requests that the scheduler still marks as loaded or as failed to load."""
     for mark in ("finished_recving", "failed_recving"):
-        gone = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
-        yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(gone))
+        left_over = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
+        yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(left_over))
 
 
 def _records(scheduler: Any, connector: Any) -> Iterator[str]:
@@ -236,7 +241,7 @@ def stuck_chunks(manager: Any) -> list[int]:
     try:
         while idle and (taken := policy.evict(1, set())):
             for _, chunk in taken:
-                idle.discard(either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
+                idle.discard(first_attribute(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
     finally:
         sys.setprofile(profile)
     return sorted(idle)

@@ -32,7 +32,7 @@ def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
     )
 
 
-def _having(ways: Sequence[str]) -> Sequence[str]:
+def _releases_with(ways: Sequence[str]) -> Sequence[str]:
     """Return the releases that have all these ways."""
     first_index = max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0)
     return RELEASES[first_index:]
@@ -65,7 +65,7 @@ ENGINE = Engine(
         "images", "async+images", "offload+images", "async+offload+images",
         "v2+images", "async+v2+images",
     ),
-    having=_having,
+    having=_releases_with,
     drive=_drive,
     test_hook=_test_hook,
     loads=_loads,

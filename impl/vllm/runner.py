@@ -151,8 +151,10 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
     """Block -> the group that last wrote it, and the stamps in its slots."""
 
     def stamp(self, block: int, group: int, size: int, slot: int, value: int) -> None:
-        """Write the KV of a slot of a block. Slots of another group in the block are cleared. size: block
-        size (tokens)."""
+        """Write the KV of a slot of a block. Slots of another group in the block are cleared.
+
+        size: block size (tokens).
+        """
         owner, slots = self.get(block, (-1, []))
         if owner != group:
             slots = [0] * size
@@ -199,12 +201,18 @@ class ModelRunner:
         self.origin_of: Callable[[str], int] = no_origin
 
     def use(self, memory: Any) -> None:
-        """Keep KV in another memory. memory: has the interface of SlotMemory."""
+        """Keep KV in another memory.
+
+        memory: has the interface of SlotMemory.
+        """
         self.memory = self.worker.kv_caches = memory
 
     @staticmethod
     def drafts(stamps: list[int], count: int) -> list[int]:
-        """Return drafts for a text: the tokens that the model would sample. stamps: those of the text."""
+        """Return drafts for a text: the tokens that the model would sample.
+
+        stamps: those of the text.
+        """
         drafts = []
         stamp = stamps[-1] if stamps else 0
         for _ in range(count):
@@ -221,7 +229,10 @@ class ModelRunner:
         raise NotImplementedError
 
     def propose_drafts(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Return the drafts that the scheduler receives after a batch. most: drafts of a request."""
+        """Return the drafts that the scheduler receives after a batch.
+
+        most: drafts of a request.
+        """
         raise NotImplementedError
 
     def put(self, name: str, tokens: Sequence[int]) -> None:
@@ -236,8 +247,8 @@ class ModelRunner:
     def discard(self, name: str, tokens: int) -> None:
         """Shorten a text to a number of tokens: the scheduler has dropped results that came from a failed
         load."""
-        for each in self.text[name]:
-            del each[tokens:]
+        for piece in self.text[name]:
+            del piece[tokens:]
 
     def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
         """Return the stamp before position `start`, followed by those of the tokens that are computed from
@@ -253,7 +264,9 @@ class ModelRunner:
     @staticmethod
     def sample_tokens(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
         """Return the tokens that the model samples after a prefix: the accepted drafts, and one more token.
-        agreed: number of drafts that it accepts at most."""
+
+        agreed: number of drafts that it accepts at most.
+        """
         sampled: list[int] = []
         for draft in drafts:
             if len(sampled) == agreed or draft != greedy(stamp):
@@ -264,8 +277,11 @@ class ModelRunner:
         return sampled
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
-        """Run a hook between the update of the batch and its forward pass. previous: request -> index in
-        the batch before, for requests that have sampled there under asynchronous scheduling."""
+        """Run a hook between the update of the batch and its forward pass.
+
+        previous: request -> index in the batch before, for requests that have sampled there under
+            asynchronous scheduling.
+        """
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
         """Run the forward pass of a batch, and return its entries."""
@@ -288,7 +304,10 @@ class ModelRunner:
 
 
 class ModelRunnerV1(ModelRunner):
-    """The worker with model runner V1, around `GPUModelRunner._update_states`. methods: the release's."""
+    """The worker with model runner V1, around `GPUModelRunner._update_states`.
+
+    methods: the release's.
+    """
 
     def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
         super().__init__(config, overlap)
@@ -300,8 +319,11 @@ class ModelRunnerV1(ModelRunner):
         self.encoder = Encoder(self.worker) if config.encodes else None
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
-        """Run a scheduled batch as GPUModelRunner.execute_model does: update states, compute, sample. accept:
-        accepted drafts of each entry; stop: requests that sample the stop token."""
+        """Run a scheduled batch as GPUModelRunner.execute_model does: update states, compute, sample.
+
+        accept: accepted drafts of each entry.
+        stop: requests that sample the stop token.
+        """
         worker = self.worker
         batch = self.worker.input_batch
         before = dict(batch.req_id_to_index)
@@ -399,12 +421,15 @@ class ModelRunnerV1(ModelRunner):
     def _forward(
         self, name: str, start: int, count: int, scheduled: Sequence[int], real: bool, agreed: int
     ) -> tuple[tuple[int, ...], list[int]]:
-        """Return the inputs of an entry, and the tokens that the model samples after them. scheduled: the
-        scheduled drafts. real: they are from a drafter, not placeholders."""
+        """Return the inputs of an entry, and the tokens that the model samples after them.
+
+        scheduled: the scheduled drafts.
+        real: they are from a drafter, not placeholders.
+        """
         text, stamps = self.text[name]
-        own = max(count - len(scheduled), 0)
-        inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
-        last = start + own - 1
+        own_count = max(count - len(scheduled), 0)
+        inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own_count)]
+        last = start + own_count - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
         drafts = self.drafts([stamp], len(scheduled)) if self.overlap else list(scheduled)
         inputs += drafts if real else [UNKNOWN] * len(scheduled)

@@ -29,7 +29,10 @@ _PACKAGE = "vllm.v1.worker.gpu"
 
 
 class ModelRunnerV2(ModelRunner):
-    """The worker with model runner V2. pool: its KVCacheConfig."""
+    """The worker with model runner V2.
+
+    pool: its KVCacheConfig.
+    """
 
     encoder: EncoderV2 | None = None
 
@@ -91,7 +94,10 @@ class ModelRunnerV2(ModelRunner):
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         """Run a scheduled batch as the runner's execute_model does: finish and add requests, prepare inputs,
-        compute, sample. accept, stop: as in ModelRunnerV1."""
+        compute, sample.
+
+        accept, stop: as in ModelRunnerV1.
+        """
         worker = self.worker
         states = worker.req_states
         worker.finish_requests(scheduled)
@@ -150,15 +156,19 @@ class ModelRunnerV2(ModelRunner):
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
     def before_forward(self, batch: Any, tables: Any) -> None:
-        """Run a hook between the preparation of a batch and its forward pass. tables: block tables by
-        group."""
+        """Run a hook between the preparation of a batch and its forward pass.
+
+        tables: block tables by group.
+        """
 
     def _postprocess(
         self, batch: Any, lanes: dict[str, Lane], scheduled: Any, read: dict[str, dict[int, int]]
     ) -> dict[str, Lane]:
         """Store the results of the sampler and the drafter, as sample_tokens does, and return the entries
-        with the drafter's use of its KV. read: request -> embeddings among the drafter's inputs, by
-        input index."""
+        with the drafter's use of its KV.
+
+        read: request -> embeddings among the drafter's inputs, by input index.
+        """
         states = self.worker.req_states
         max_drafts = self.config.drafts
         tokens = torch.zeros(len(lanes), 1 + max_drafts, dtype=torch.int64)

@@ -45,7 +45,10 @@ class CopyEvent:
 
 
 class PoolCopy(DeviceJob):
-    """A copy in the queue of the thread. events: the worker's list, to which the thread adds its event."""
+    """A copy in the queue of the thread.
+
+    events: the worker's list, to which the thread adds its event.
+    """
 
     def __init__(
         self, number: int, load: bool, parts: tuple[Part, ...], event: CopyEvent, events: list[Any]
@@ -67,8 +70,10 @@ class CopyingThread(Transfers):
         self, src_blocks: list[int], dst_blocks: list[int], is_store: bool, event_idx: int,
         events_list: list[Any], wait_event: Any = None,
     ) -> None:  # fmt: skip
-        """Queue a copy. wait_event: the event of a batch, which has run, because a batch runs when it is
-        scheduled."""
+        """Queue a copy.
+
+        wait_event: the event of a batch, which has run, because a batch runs when it is scheduled.
+        """
         del wait_event
         if is_store:
             blocks = src_blocks
@@ -164,8 +169,10 @@ def resets_host(connector: Any) -> bool:
 def parts_of(
     manager: Any, blocks: list[int], chunks: list[int], memory: dict[int, Any]
 ) -> tuple[Part, ...]:
-    """Return the parts of a transfer. memory: the device's; it determines the group of a block if neither
-    side has a hash."""
+    """Return the parts of a transfer.
+
+    memory: the device's; it determines the group of a block if neither side has a hash.
+    """
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     parts = []
     for block, chunk in zip(blocks, chunks, strict=True):
@@ -221,16 +228,19 @@ def transfers_of(manager: Any) -> Iterator[Moving]:
 def pool_facts(
     mover: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
 ) -> HostFacts:
-    """Return the facts of host memory. at_rest: the scheduler has received all results of the worker."""
+    """Return the facts of host memory.
+
+    at_rest: the scheduler has received all results of the worker.
+    """
     manager = scheduler.connector.scheduler_manager
     pool = manager.cpu_block_pool
     moving = tuple(_transfers(mover, manager))
     keys = sorted(_keys(mover, manager, config, stamps))
-    named = {key.chunk for key in keys if key.pins >= 0}
+    pinned_chunks = {key.chunk for key in keys if key.pins >= 0}
     free = pool.free_block_queue.get_all_free_blocks()
     unowned = [
         number for block in free
-        if (number := block.block_id - NULL_BLOCKS) not in named or block.ref_cnt
+        if (number := block.block_id - NULL_BLOCKS) not in pinned_chunks or block.ref_cnt
     ]  # fmt: skip
     chunks = len(pool.blocks) - NULL_BLOCKS
     memory = tuple(tuple(mover.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
@@ -250,10 +260,10 @@ def _keys(
     for key, block in hashes_of(pool):
         pins = block.ref_cnt - waiting.count(block.block_id)
         yield _key(key, block.block_id, pins, mover, config, stamps)
-    for each in transfers_of(manager):
-        if each.load or not each.counts:
+    for transfer in transfers_of(manager):
+        if transfer.load or not transfer.counts:
             continue
-        for block, chunk in zip(each.blocks, each.chunks):
+        for block, chunk in zip(transfer.blocks, transfer.chunks):
             if (of_store := hash_of(manager, block, chunk)) is not None:
                 yield _key(of_store, chunk, -1, mover, config, stamps)
 
@@ -297,15 +307,15 @@ def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
     }
     numbers: dict[Any, int] = {}
     started = set()
-    for each in transfers_of(manager):
-        number = numbers[each.key] = mover.number(each.key)
-        started.add((each.load, each.event))
-        job = queued.get((each.load, each.event))
-        sent = each.event >= 0
-        parts = parts_of(manager, each.blocks, each.chunks, mover.transfers.blocks)
+    for transfer in transfers_of(manager):
+        number = numbers[transfer.key] = mover.number(transfer.key)
+        started.add((transfer.load, transfer.event))
+        job = queued.get((transfer.load, transfer.event))
+        sent = transfer.event >= 0
+        parts = parts_of(manager, transfer.blocks, transfer.chunks, mover.transfers.blocks)
         copied = sent and (job is None or job.copied)
         yield Transfer(
-            number, each.load, parts, sent, copied, sent and job is None, stale=not each.counts
+            number, transfer.load, parts, sent, copied, sent and job is None, stale=not transfer.counts
         )
     for key, job in queued.items():
         if key not in started:
@@ -323,25 +333,25 @@ def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -
     for name, state in manager._reqs_to_store.items():
         if name not in known and not state.store_events:
             yield f"request {_base_name(name)}"
-    events = {each.event for each in moving if not each.load}
+    events = {transfer.event for transfer in moving if not transfer.load}
     yield from (f"store {event}" for event in manager._store_event_to_reqs if event not in events)
-    loading = {each.request for each in moving if each.load}
+    loading = {transfer.request for transfer in moving if transfer.load}
     for event, names in manager._load_event_to_reqs.items():
         yield from (f"load {event} of {_base_name(name)}" for name in names if name not in loading)
-    stored = {block for each in moving if not each.load for block in each.blocks}
+    stored = {block for transfer in moving if not transfer.load for block in transfer.blocks}
     marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
     yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
     worker = mover.worker.worker_handler
     if not at_rest:
         return
-    for each in moving:
+    for transfer in moving:
         pending = worker._pending_store_event_indices
-        if each.load:
+        if transfer.load:
             pending = worker._pending_load_event_indices
-        is_reported = not each.load and each.event in worker._completed_store_events
-        if each.event >= 0 and each.event not in pending and not is_reported:
-            kind = "load" if each.load else "store"
-            yield f"{kind} {each.event}, which has ended"
+        is_reported = not transfer.load and transfer.event in worker._completed_store_events
+        if transfer.event >= 0 and transfer.event not in pending and not is_reported:
+            kind = "load" if transfer.load else "store"
+            yield f"{kind} {transfer.event}, which has ended"
 
 
 def _base_name(name: str) -> str:

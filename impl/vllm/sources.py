@@ -106,18 +106,19 @@ def foreign_keys(
         by_key.setdefault(place.key, []).append(place)
     for name, request in scheduler.requests.items():
         text = text_of(request)
-        for key in (bytes(each)[-16:] for each in request.block_hashes):
+        for key in (bytes(block_hash)[-16:] for block_hash in request.block_hashes):
             for place in by_key.get(key, ()):
                 found_origin = stamps.origin_in(key, place.stamps)
                 if found_origin is None:
                     continue
-                mine = str(sources.of(name))
+                own_source = str(sources.of(name))
                 other = str(found_origin.source)
-                if mine == other:  # then only images may differ; other changes of a text are not checked here
-                    mine = images_in(text[: len(found_origin.text)])
+                if own_source == other:
+                    # Then only images may differ; other changes of a text are not checked here.
+                    own_source = images_in(text[: len(found_origin.text)])
                     other = images_in(found_origin.text)
-                if mine != other:
-                    keys.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
+                if own_source != other:
+                    keys.append(ForeignKey(names[name], own_source, other, place.block, place.chunk))
     return tuple(keys)
 
 

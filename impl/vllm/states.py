@@ -97,8 +97,11 @@ class RecurrentLayers:
     dim_first = False  # layout of a window: channels before tokens (DS)
 
     def __init__(self, config: EngineConfig, memory: Any, pool: Any) -> None:
-        """Find the release's function for checkpoints within a prompt. memory: the slots of states. pool: the
-        release's KVCacheConfig."""
+        """Find the release's function for checkpoints within a prompt.
+
+        memory: the slots of states.
+        pool: the release's KVCacheConfig.
+        """
         self.config = config
         self.memory = memory
         self.align = config.caching
@@ -203,8 +206,10 @@ class RecurrentLayers:
         return length, row[column] if length and 0 <= column < len(row) else 0
 
     def run(self, lanes: list[Lane], are_rounds: Sequence[bool]) -> None:
-        """Write the states of a batch. All entries have read before. are_rounds: whether each entry is a
-        verify round."""
+        """Write the states of a batch. All entries have read before.
+
+        are_rounds: whether each entry is a verify round.
+        """
         for lane, is_round in zip(lanes, are_rounds):
             for use in lane.states:
                 for block, stamp in use.writes:
@@ -324,7 +329,10 @@ class StateRunnerV1(ModelRunnerV1):
         memory: Any = None,
     ) -> None:
         """Make a runner with recurrent layers. With caching it has the release's MambaBuffers, whose kernels
-        copy states between blocks. memory: that of a pair's server; None makes one."""
+        copy states between blocks.
+
+        memory: that of a pair's server; None makes one.
+        """
         super().__init__(config, overlap, methods)
         self.memory = StateMemory(config) if memory is None else memory
         self.layers = self.layers_class(config, self.memory, pool)
@@ -369,15 +377,20 @@ class StateRunnerV1(ModelRunnerV1):
         self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
 
     def _count_on_device(self, previous: dict[str, int]) -> None:
-        """Take the accepted tokens from the counts on the device. previous: index of each request in the
-        previous batch."""
+        """Take the accepted tokens from the counts on the device.
+
+        previous: index of each request in the previous batch.
+        """
         self._accepted[:] = 1
         for name, index in self.batch.req_id_to_index.items():
             if name in previous and self._last_drafts.get(name):
                 self._accepted[index] = max(1, self.worker.sampled_counts[previous[name]])
 
     def _move_states(self, scheduled: Any, count: int) -> None:
-        """Move states to the blocks of this batch (preprocess_mamba). count: requests of the batch."""
+        """Move states to the blocks of this batch (preprocess_mamba).
+
+        count: requests of the batch.
+        """
         offered = {
             "scheduler_output": scheduled,
             "kv_cache_config": self._pool,

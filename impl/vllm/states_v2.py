@@ -57,7 +57,10 @@ class _Round(NamedTuple):
 
 
 class StateRunnerV2(ModelRunnerV2):
-    """The worker of a hybrid model with model runner V2. pool: the release's KVCacheConfig."""
+    """The worker of a hybrid model with model runner V2.
+
+    pool: the release's KVCacheConfig.
+    """
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         """Make a runner V2 with the release's MambaHybridModelState."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.loading.optional import either, optional
+from impl.loading.optional import first_attribute, optional
 from impl.stand_ins import Values
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
@@ -112,7 +112,10 @@ class Files:
         self.lookups = 0
 
     def reset(self, host: dict[int, Any]) -> None:
-        """Remove all files. host: host memory, by chunk."""
+        """Remove all files.
+
+        host: host memory, by chunk.
+        """
         self.host = host
         self.files = {}
         self.lookups = 0
@@ -138,13 +141,17 @@ class Files:
             self.host[offset // size] = [*self.files[path]]
 
     def write(self, chunks: int) -> bool:
-        """Run the oldest job that writes host memory to files. Return False if there is none. chunks: see
-        Threads.run."""
+        """Run the oldest job that writes host memory to files. Return False if there is none.
+
+        chunks: see Threads.run.
+        """
         return self.threads is not None and self.threads.run(load=False, chunks=chunks)
 
     def read(self, chunks: int) -> bool:
-        """Run the oldest job that reads files into host memory. Return False if there is none. chunks: see
-        Threads.run."""
+        """Run the oldest job that reads files into host memory. Return False if there is none.
+
+        chunks: see Threads.run.
+        """
         return self.threads is not None and self.threads.run(load=True, chunks=chunks)
 
     def are_present(self, paths: Sequence[str]) -> list[bool]:
@@ -213,7 +220,7 @@ def with_storage(
     jobs = []
     for number, transfer_job in manager._transfer_jobs.items():
         job = transfer_job.transfer_job
-        chunks = tuple(map(int, either(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
+        chunks = tuple(map(int, first_attribute(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
         jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
         for tier in manager.secondary_tiers:
             FILES.keys |= {tier.file_mapper.get_file_name(key): key for key in job.keys}

@@ -72,7 +72,7 @@ class VLLMSystem(WorkerSystem):
             raise UnusableImplementation(
                 "vllm: +pair goes alone; its sizes say which server is asynchronous"
             )
-        words = tuple(WAYS[way] for way, given in self.ways.items() if given)
+        words = tuple(WAYS[way] for way, is_set in self.ways.items() if is_set)
         self.spec = SystemSpec("vllm", version, words, checkout=path is not None)
         self.name = str(self.spec)
         self.overlap = overlap
@@ -90,8 +90,8 @@ class VLLMSystem(WorkerSystem):
         if version not in RELEASES:
             self.remark = parts.driving_text(checkout_facts, self.root)
         if pair and path is not None:
-            kept = {*KEPT_BY_WORKER, *KEPT_BY_SCHEDULER, *KEPT_BY_CORE}
-            lost = {each.name for each in lost_names("vllm", self.root, self.release)} & kept
+            kept_names = {*KEPT_BY_WORKER, *KEPT_BY_SCHEDULER, *KEPT_BY_CORE}
+            lost = {lost_name.name for lost_name in lost_names("vllm", self.root, self.release)} & kept_names
             self.doubts += tuple(
                 f"this tree has no {name}: what is kept there is not seen" for name in sorted(lost)
             )
@@ -124,7 +124,7 @@ class VLLMSystem(WorkerSystem):
     def command_line(self) -> list[str]:
         if self.ways["pair"]:
             return [sys.executable, "-m", "impl.vllm.pair.driver", str(self.root)]
-        options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]
+        options = [f"--{WAYS[way]}" for way, is_set in self.ways.items() if is_set]
         if "storage" in self.parts:
             options.append(STORAGE)
         return [sys.executable, "-m", "impl.vllm.driver", str(self.root), *options]

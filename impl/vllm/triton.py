@@ -63,7 +63,10 @@ class _LaneArray(np.ndarray[Any, Any]):
 
 
 class _PointerType:
-    """The result of `pointer_type`. element: the ctypes type to which it points."""
+    """The result of `pointer_type`.
+
+    element: the ctypes type to which it points.
+    """
 
     def __init__(self, element: Any) -> None:
         self.element = element

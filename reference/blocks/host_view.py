@@ -86,7 +86,7 @@ class HostView:
         if host is None:
             return
         copies = [(key, host.memory[key.chunk]) for key in host.keys if key.pins >= 0]
-        copies += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
+        copies += [(HostKey(STORED, chunk.group, chunk.stamps, 0), chunk.memory) for chunk in host.stored]
         for key, memory in copies:
             for index in range(self.config.chunk_blocks):
                 if (copy := self._stored_block(key, index, memory)) is not None:
@@ -219,9 +219,9 @@ class HostView:
                 at_block = AtBlock(block)
                 holders = {name for name, _, _ in self.entries.get(block, ())}
                 if len(holders) != 1:
-                    who = " and ".join(sorted(holders)) or "nobody"
+                    holder_names = " and ".join(sorted(holders)) or "nobody"
                     expected = f"block {block} is held for transfer {job.job} alone"
-                    yield failure(expected, f"{who} holds it", at_block)
+                    yield failure(expected, f"{holder_names} holds it", at_block)
                 for lane in self.after.lanes:
                     place = _use_place(lane, self.config.groups[group], group, block)
                     if place is not None:

@@ -82,7 +82,7 @@ class Bearer:
         return any(flight.void and not flight.stale for flight in self.flights)
 
     @property
-    def sure(self) -> int:
+    def sure_count(self) -> int:
         """The number of positions that have KV for any results in flight: drafts in flight do not count. At
         least 0."""
         ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)
@@ -202,7 +202,9 @@ class RequestTexts:
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Follow a command, and return the entries of its batch and its outputs, each with its expectation.
-        facts: the engine's, after the command."""
+
+        facts: the engine's, after the command.
+        """
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             self._add(command)

@@ -18,7 +18,7 @@ from reference.clauses import (
 from reference.clauses.registry import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 
-__all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
+__all__ = ["CLAUSES", "Clause", "about", "broken_off", "by_cause", "failed_clauses"]
 _MODULES = (
     outcomes, memory_checks, cursor_bounds, sessions, tree_shape, tree_inserts, tree_locks, tree_evictions,
     freed_pages, page_owners, sliding_window, recurrent_states, attention_reads,
@@ -48,8 +48,8 @@ def clauses_of(
 ) -> tuple[Clause, ...]:
     """Return the clauses about a kind of command, without the waived ones. A system may lack a tree, a
     window, recurrent states, tracked or lazily tracked states: the clauses that need them are left out."""
-    there = {"tree": tree, "window": window, "states": states, "tracks": tracks, "lazy": lazy}
-    lacks = {need for need, has in there.items() if not has}
+    capabilities = {"tree": tree, "window": window, "states": states, "tracks": tracks, "lazy": lazy}
+    lacks = {need for need, has in capabilities.items() if not has}
     return tuple(
         c
         for c in CLAUSES.values()
@@ -57,7 +57,7 @@ def clauses_of(
     )
 
 
-def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
+def failed_clauses(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause).
 
@@ -66,12 +66,12 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     fails.
     """
     failures: list[tuple[Clause, Any]] = []
-    for each in about(step, waived):
-        failure = each.check(step)
-        if failure is None or (failures and each.id == "REF-1"):
+    for clause in about(step, waived):
+        failure = clause.check(step)
+        if failure is None or (failures and clause.id == "REF-1"):
             continue
-        failures.append((each, failure))
-        if each.id in ("OUT-1", "SES-2"):
+        failures.append((clause, failure))
+        if clause.id in ("OUT-1", "SES-2"):
             break
     return by_cause(failures)
 
@@ -82,5 +82,5 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return the clauses that fail in the state left by a system that has failed, the headline first."""
-    clauses = [each for each in about(step, waived) if each.id in _WHEREVER_IT_ENDS]
+    clauses = [clause for clause in about(step, waived) if clause.id in _WHEREVER_IT_ENDS]
     return [(clause, failure) for clause in clauses if (failure := clause.check(step)) is not None]

@@ -69,12 +69,12 @@ def _caps_at_target(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    due = cap_cursors(before, target)
+    expected = cap_cursors(before, target)
     request = step.named_request
     if request is not None and request.in_flight:  # the token that a round computes first may count
         first_len = min(request.settled_len + 1, target, session.slot.kv_committed_len)
-        due = due._replace(kv_committed_len=max(due.kv_committed_len, first_len))
-    if session.slot == due:
+        expected = expected._replace(kv_committed_len=max(expected.kv_committed_len, first_len))
+    if session.slot == expected:
         return None
     assert request is not None
     slot = f"slot of {holder}"
@@ -82,9 +82,9 @@ def _caps_at_target(step: Step) -> Failure | None:
     does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
     tokens = f"{count_text(request.origin, 'token')} of input, {outputs} of output"
     return failure(
-        f"target {target}: {cursors_text(due)}",
+        f"target {target}: {cursors_text(expected)}",
         f"{slot}: {cursors_text(session.slot)}",
-        *cursors_off(slot, due, session.slot),
+        *cursors_off(slot, expected, session.slot),
         head=f"{does} at target {target} ({tokens})",
     )
 
@@ -129,27 +129,27 @@ def _restore_caps_at_prefix(step: Step) -> Failure | None:
     restored = request_after.cursors
     key = request.origin + request.output - 1
     literal = min(session.slot.kv_committed_len, key)
-    due = cap_cursors(session.slot, literal)
-    allowed = [due]
+    expected = cap_cursors(session.slot, literal)
+    allowed = [expected]
     committed = session.slot.kv_committed_len
     reason = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
     if window is not None and swa_start(session.slot) > max(0, literal - window):
         allowed.append(cap_cursors(session.slot, session.slot.cache_protected_len))
-        due = allowed[-1]
+        expected = allowed[-1]
         reason = f"for the window behind {literal} was evicted"
     elif step.config.geometry.states and session.state != literal:
         allowed.append(cap_cursors(session.slot, session.slot.cache_protected_len))
-        due = allowed[-1]
+        expected = allowed[-1]
         reason = f"for the recurrent state is the one after {session.state} tokens"
     if restored in allowed and slot_after.slot == restored:
         return None
     return failure(
-        f"request and slot both at prefix {due.kv_committed_len}: {cursors_text(due)}",
+        f"request and slot both at prefix {expected.kv_committed_len}: {cursors_text(expected)}",
         f"request: {cursors_text(restored)}; slot: {cursors_text(slot_after.slot)}",
-        *cursors_off(request.name, due, restored),
-        *cursors_off(f"slot of {session.name}", due, slot_after.slot),
-        head=f"must resume at {due.kv_committed_len}, {reason}",
+        *cursors_off(request.name, expected, restored),
+        *cursors_off(f"slot of {session.name}", expected, slot_after.slot),
+        head=f"must resume at {expected.kv_committed_len}, {reason}",
     )
 
 
@@ -199,9 +199,9 @@ def _slots_for_rounds_in_flight(step: Step) -> Failure | None:
 )
 def _cursors_in_order(step: Step) -> Failure | None:
     geometry = step.config.geometry
-    shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
-    shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
-    for owner, name, c in shown:
+    shown_cursors = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
+    shown_cursors += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
+    for owner, name, c in shown_cursors:
         for field, bound, rule in _out_of_bounds(c, geometry):
             return failure(
                 "cursors in order and in bounds",
@@ -252,7 +252,7 @@ def _commits_progress(step: Step) -> Failure | None:
     if not step.done:
         return None
     progress = step.progress
-    one = getattr(step.command, "request", None)
+    named_request = getattr(step.command, "request", None)
     for was in step.was.requests:
         facts = step.after.requests.get(was.name)
         if facts is None or was.cursors is None:
@@ -273,13 +273,13 @@ def _commits_progress(step: Step) -> Failure | None:
             due = Cursors(
                 due.kv_committed_len + committed, allocated, step.frontier(was.name), protected
             )
-        elif isinstance(step.command, EvictSwa) and was.name == one:
+        elif isinstance(step.command, EvictSwa) and was.name == named_request:
             due = due._replace(swa_evicted_seqlen=step.frontier(was.name))
-        elif isinstance(step.command, Settle) and was.name == one:
+        elif isinstance(step.command, Settle) and was.name == named_request:
             result = was.in_flight[0]
             committed = due.kv_committed_len - result.claimed + result.accept
             due = due._replace(kv_committed_len=committed)
-        elif was.name == one:
+        elif was.name == named_request:
             continue
         if (facts.cursors or ZERO) != due:  # admitted without a slot: nothing either way
             return failure(

@@ -21,7 +21,7 @@ class HandsOver(Protocol):
         """Yield what the prefill server must still keep for its peer."""
         ...
 
-    def losses(self) -> Iterator[Failure]:
+    def lost_kv(self) -> Iterator[Failure]:
         """Yield what it must keep and has freed or overwritten."""
         ...
 
@@ -48,7 +48,7 @@ class HandsOver(Protocol):
     trigger=lambda step: any(True for _ in step.parts_needed()),
 )
 def _promise_is_kept(step: HandsOver) -> Failure | None:
-    return next(step.losses(), None)
+    return next(step.lost_kv(), None)
 
 
 @clause(

@@ -49,8 +49,8 @@ def _freed_pages(step: Step, pool: str) -> PagesByHolder:
     owned_after = after.owned_once
     for owned in before.owned:
         holder, index, page = owned
-        gone = owned not in owned_after and page in others
-        if page in free or (gone and others[page].holder != _name_in_tree(step, holder, index)):
+        is_freed = owned not in owned_after and page in others
+        if page in free or (is_freed and others[page].holder != _name_in_tree(step, holder, index)):
             freed.setdefault(holder, []).append(index)
     return freed
 

@@ -172,10 +172,10 @@ class Torn(NamedTuple):
     path: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.where}: {list(self.slots)}"
+        return f"{self.slots_text}: {list(self.slots)}"
 
     @property
-    def where(self) -> str:
+    def slots_text(self) -> str:
         """Return the slots as text, such as "SWA slots of r1 at [0, 2)"."""
         end = self.start + len(self.slots)
         return f"{pool_label(self.pool)} slots of {self.holder} at [{self.start}, {end})"

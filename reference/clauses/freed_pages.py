@@ -42,8 +42,8 @@ def _freed_pages_failure(step: Step, pool: str) -> Failure | None:
 
     kind = f"{POOL[pool]} page"
     tree = holder.removeprefix("tree ")
-    whose = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
-    must = f"the {kind}s {whose} at {span(owed, size)}" if owed else f"no {kind} {whose}"
+    owner_text = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
+    must = f"the {kind}s {owner_text} at {span(owed, size)}" if owed else f"no {kind} {owner_text}"
     return Failure(
         f"{must} freed",
         f"freed {span(freed, size)}",
@@ -128,11 +128,11 @@ def _nothing_lost(step: Step) -> Failure | None:
         return None
     for name, pool in step.after.pools.items():
         of_tree = {o.page for o in pool.owned if o.holder.startswith("tree ")}
-        due = pool.size - len(of_tree)
-        if len(pool.free_pages) < due:
+        expected = pool.size - len(of_tree)
+        if len(pool.free_pages) < expected:
             missing = sorted({*range(1, pool.size + 1)} - of_tree - pool.free_pages)
             return failure(
-                f"{due} of {pool.size} pages of the {name} pool free",
+                f"{expected} of {pool.size} pages of the {name} pool free",
                 f"{len(pool.free_pages)} are",
                 *(AtPage(name, page) for page in missing),
                 head=_NOBODY,

@@ -36,9 +36,9 @@ def expected_report(step: Step) -> Report:
     accounts = []
     entries = []
     for pool in (account.pool for account in step.expected.report.accounts):
-        mine = [_expected_entry(step, pool, holder) for holder in step.holders_now]
+        expected_entries = [_expected_entry(step, pool, holder) for holder in step.holders_now]
         held, uncached = (
-            sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
+            sum(e.amount for e in expected_entries if e.term == term) for term in (HELD, UNCACHED)
         )
         free = len(step.after.free_rows)
         total = step.after.rows
@@ -67,7 +67,7 @@ def expected_report(step: Step) -> Report:
                 total=total,
             )
         )
-        entries += mine
+        entries += expected_entries
     return Report(tuple(accounts), tuple(entries))
 
 
@@ -95,22 +95,23 @@ def miscount_lines(step: Step, report: Report, account: Account) -> list[str]:
     is_itemised = bool(report.entries) or account.session_held + account.uncached == 0
     is_itemised = is_itemised and {e.holder for e in report.entries} <= set().union(*names)
     for holder, called in zip(step.holders_now, names):
-        due = _expected_entry(step, pool, holder)
-        mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
-        if not due.amount or (is_itemised and mine == [due]):
+        expected = _expected_entry(step, pool, holder)
+        entries = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
+        if not expected.amount or (is_itemised and entries == [expected]):
             continue
         holding = _holding_text(step, pool, holder)
         if not is_itemised:
-            lines.append(f"{holding}: to be counted once, as {_term_text(due)}")
-        elif not mine:
-            lines.append(f"{holding}: counted nowhere, to be counted as {_term_text(due)}")
-        elif len(mine) == 1:
+            lines.append(f"{holding}: to be counted once, as {_term_text(expected)}")
+        elif not entries:
+            lines.append(f"{holding}: counted nowhere, to be counted as {_term_text(expected)}")
+        elif len(entries) == 1:
+            [entry] = entries
             lines.append(
-                f"{holding}: counted with {mine[0].amount} as {_term_text(mine[0])}, it is {due.amount}"
+                f"{holding}: counted with {entry.amount} as {_term_text(entry)}, it is {expected.amount}"
             )
         else:
-            as_what = " and as ".join(f"{_term_text(e)} ({_amount_text(pool, e.amount)})" for e in mine)
-            lines.append(f"{holding}: counted {len(mine)} times, as {as_what}")
+            as_what = " and as ".join(f"{_term_text(e)} ({_amount_text(pool, e.amount)})" for e in entries)
+            lines.append(f"{holding}: counted {len(entries)} times, as {as_what}")
     return lines
 
 
@@ -189,11 +190,11 @@ def _no_false_alarm(step: Step) -> Failure | None:
             off = account.counted - account.total
             much = f"{_amount_text(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
-            whose = miscount_lines(step, report, account)
-            lines += whose
+            miscounts = miscount_lines(step, report, account)
+            lines += miscounts
             counted = f"{_amount_text(account.pool, account.counted)} of {account.total}"
             sums = f"counts {counted} in {_pool_text(account.pool)}, though every page has its one owner"
-            reason = whose[0] if whose else _wrong_terms_text(report, wrong, account.pool)
+            reason = miscounts[0] if miscounts else _wrong_terms_text(report, wrong, account.pool)
             heads.append(f"{sums}: {reason}" if reason else sums)
     if not lines:
         lines = [report.alarm]
@@ -234,13 +235,13 @@ def _terms_are_right(step: Step) -> Failure | None:
         return failure("a report", "none")
     listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and expected.entries
     expected = expected_report(step)
-    mine = {a.pool: a for a in reported.accounts}
-    if len(mine) < len(reported.accounts):
-        observed = f"{len(reported.accounts)} accounts of {len(mine)} pools"
+    expected_accounts = {a.pool: a for a in reported.accounts}
+    if len(expected_accounts) < len(reported.accounts):
+        observed = f"{len(reported.accounts)} accounts of {len(expected_accounts)} pools"
         return failure("one account of each pool", observed)
     for account in expected.accounts:
-        if mine.get(account.pool) != account:
-            other = mine.get(account.pool)
+        if expected_accounts.get(account.pool) != account:
+            other = expected_accounts.get(account.pool)
             observed = account_text(other) if other else f"{account.pool}: not counted"
             wrong = _wrong_terms(expected, reported)
             off = _wrong_terms_text(reported, wrong, account.pool)
@@ -253,13 +254,13 @@ def _terms_are_right(step: Step) -> Failure | None:
 
 def _wrong_terms(expected: Report, observed: Report) -> list[AtCounter]:
     """Return the terms in which a report differs from the expected one."""
-    mine = {account.pool: account for account in observed.accounts}
+    own_accounts = {account.pool: account for account in observed.accounts}
     return [
         AtCounter(account.pool, term, must)
         for account in expected.accounts
-        if account.pool in mine
+        if account.pool in own_accounts
         for term in TERMS
-        if (must := getattr(account, term)) != getattr(mine[account.pool], term)
+        if (must := getattr(account, term)) != getattr(own_accounts[account.pool], term)
     ]
 
 

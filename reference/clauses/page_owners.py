@@ -40,7 +40,7 @@ def _torn_page(slots: str, torn: Torn) -> Failure:
     place: Place = AtPosition(torn.holder, torn.pool, torn.start)
     if torn.path:
         place = AtTreePage(torn.path, torn.start)
-    head = f"leaves the {torn.where} at {list(torn.slots)}, which are no page in order"
+    head = f"leaves the {torn.slots_text} at {list(torn.slots)}, which are no page in order"
     return failure(f"{slots} of a page, in order", str(torn), place, head=head)
 
 
@@ -55,10 +55,10 @@ def _torn_page(slots: str, torn: Torn) -> Failure:
 )
 def _one_row_each(step: Step) -> Failure | None:
     rows_in_use = [h.row for h in step.after.holders.values()]
-    seen = [*step.after.free_rows, *rows_in_use]
-    if len(seen) == step.after.rows and len(set(seen)) == len(seen):
+    all_rows = [*step.after.free_rows, *rows_in_use]
+    if len(all_rows) == step.after.rows and len(set(all_rows)) == len(all_rows):
         return None
-    wrong = [row for row in sorted({*seen, *range(step.after.rows)}) if seen.count(row) != 1]
+    wrong = [row for row in sorted({*all_rows, *range(step.after.rows)}) if all_rows.count(row) != 1]
     return failure(
         f"{step.after.rows} rows, each free or held once",
         f"free {sorted(step.after.free_rows)}, held {sorted(rows_in_use)}",

@@ -38,7 +38,7 @@ _BATCHES = Extend, Decode, SpecDecode, Launch
     HIT.title,
     HIT.sentence,
     why=HIT.why,
-    rule="radix_tree.usable, rules.admit.admit",
+    rule="radix_tree.usable_length, rules.admit.admit",
     source="sglang finalize_match_result_in_cache; #34043, #31099",
     scope=f"{RECURRENT} First batches of requests that continue where a prefix of the tree ends.",
     of=(Extend,),
@@ -243,7 +243,7 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
         assert states is not None
         stamps = _stamps(request.computed_text)
         lengths = [length, *_lengths_in_flight(step, request, length)]
-        if states.stamp(slot) not in [stamp_after(stamps, each) for each in lengths]:
+        if states.stamp(slot) not in [stamp_after(stamps, length) for length in lengths]:
             expected = (
                 f"slot {slot} has the state of {request.name} after its first {length} tokens"
             )
@@ -343,16 +343,16 @@ def _ended_holders_have_no_slot(step: Step) -> Failure | None:
     states = step.after.states
     if before is None or states is None:
         return None
-    due = state_lens(step.now).keys()
+    holders = state_lens(step.now).keys()
     having = _slots_by_holder(states)
-    for name in sorted(having.keys() - due):
+    for name in sorted(having.keys() - holders):
         slot = having[name][0]
         expected = f"{name} has no slot of recurrent state"
         head = f"must leave {name} without a slot"
         return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
     free = {*states.free}
     had = _slots_by_holder(before)
-    for name, slot in [(gone, slot) for gone in sorted(had.keys() - due) for slot in had[gone]]:
+    for name, slot in [(gone, slot) for gone in sorted(had.keys() - holders) for slot in had[gone]]:
         if slot not in free and not states.owners(slot):
             expected = f"slot {slot} of {name} is given back"
             head = f"must give slot {slot} of {name} back"
@@ -386,10 +386,10 @@ def _slots_add_up(step: Step) -> Failure | None:
     if states is None:
         return None
     each_slot = range(1, states.size + 1)
-    named = [*_named_slots(states)]
-    if sorted(named) == [*each_slot]:
+    named_slots = [*_named_slots(states)]
+    if sorted(named_slots) == [*each_slot]:
         return None
-    for slot in sorted({*each_slot, *named}):
+    for slot in sorted({*each_slot, *named_slots}):
         owners = states.owners(slot)
         times = list(states.free).count(slot)
         if not 1 <= slot <= states.size:

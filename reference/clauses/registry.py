@@ -69,10 +69,10 @@ REGISTERED: dict[str, Clause] = {}
 def in_order(registered: dict[str, Clause], modules: Iterable[ModuleType]) -> dict[str, Clause]:
     """Return the clauses of some modules by id, in the order of the modules and then of their text."""
     return {
-        each.id: each
+        clause.id: clause
         for module in modules
-        for each in registered.values()
-        if each.check.__module__ == module.__name__
+        for clause in registered.values()
+        if clause.check.__module__ == module.__name__
     }
 
 

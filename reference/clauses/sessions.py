@@ -178,15 +178,15 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
         expected = text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
             first = _first_difference(expected, actual)
-            due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))
-            where, there = (
-                f"in {each or 'no session'}" for each in (request.session, facts.session)
+            expected_text, observed_text = (
+                f"in {one.session or 'no session'} with {count_text(one.origin, 'token')} of input"
+                for one in (request, facts)
             )
             return failure(
-                f"{request.name}: session {request.session}, {due}",
+                f"{request.name}: session {request.session}, {count_text(request.origin, 'token')} of input",
                 f"session {facts.session}, {facts.origin} tokens",
                 AtText(request.name, first, expected[first] if first < len(expected) else None),
-                head=f"must leave {request.name} {where} with {due}, and leaves it {there} with {given}",
+                head=f"must leave {request.name} {expected_text}, and leaves it {observed_text}",
             )
         if actual != expected:
             return _text_failure(f"text of {request.name}", request.name, expected, actual)
@@ -208,6 +208,7 @@ def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], actual:
     """
     observed = f"{len(actual)} tokens" if len(actual) != len(expected) else "as many, but others"
     position = _first_difference(expected, actual)
-    due = expected[position] if position < len(expected) else None
+    token = expected[position] if position < len(expected) else None
     head = f"must leave the {text_name} with {count_text(len(expected), 'token')}"
-    return failure(f"{text_name}: {len(expected)} tokens", observed, AtText(owner, position, due), head=head)
+    place = AtText(owner, position, token)
+    return failure(f"{text_name}: {len(expected)} tokens", observed, place, head=head)

@@ -147,8 +147,8 @@ class Step:
         if after is None or after.slot is None:
             return target
         stop = after.slot.kv_allocated_len
-        kept = [min(length, target) for length in (c.kv_committed_len, c.swa_evicted_seqlen)]
-        if max(kept) <= stop < min(c.kv_allocated_len, target):
+        kept_lengths = [min(length, target) for length in (c.kv_committed_len, c.swa_evicted_seqlen)]
+        if max(kept_lengths) <= stop < min(c.kv_allocated_len, target):
             return stop
         if geometry.window is None:
             return target

@@ -186,8 +186,8 @@ def _states_differ(now: Tree, states: TreeFacts) -> Failure | None:
 def _must_shrink(was: Tree, now: Tree) -> bool:
     if was is now:
         return False
-    gone = any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
-    return gone or not state_paths(was) <= state_paths(now)
+    has_shrunk = any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
+    return has_shrunk or not state_paths(was) <= state_paths(now)
 
 
 def _first_different_node(expected: set[tuple[Key, bool]], observed: set[tuple[Key, bool]]) -> Failure | None:

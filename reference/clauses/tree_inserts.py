@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts, TreePage
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, gave_up_pages, gave_up_states, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_pages, gave_up_states, node_text
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtNode, AtTreePage, Failure, failure
@@ -312,8 +312,9 @@ def _fresh_leaf_is_one_window(step: Step) -> Failure | None:
         assert window is not None
         needed = ceil_page(window, size)
         if len(node.slots) > needed:
-            expected = f"a lock on {where(node)} pins {needed // size} SWA pages, as one window needs"
-            head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)}"
+            leaf = node_text(node)
+            expected = f"a lock on {leaf} pins {needed // size} SWA pages, as one window needs"
+            head = f"makes {leaf} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)}"
             head += f" tokens for a window of {window}, which needs {needed}"
             place = AtNode(node.path, "swa")
             return failure(expected, f"{len(node.slots) // size} SWA pages", place, head=head)

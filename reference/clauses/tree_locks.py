@@ -6,7 +6,7 @@ from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, node_text
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, count_text, failure
@@ -27,7 +27,7 @@ def locks_anything(step: Step) -> bool:
     "and has live SWA KV for one window behind its end or for its whole length; on a recurrent model it ends "
     "with a node that has a state. A reader of full KV alone gets the longest prefix.",
     why="A longer match reads a window that is not there; a shorter one wastes the cache.",
-    rule="radix_tree.usable",
+    rule="radix_tree.usable_length",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
     of=(Match, Admit),
@@ -66,8 +66,8 @@ def _deciding_page(step: Step, key: Key, length: int, usable: int) -> list[AtTre
     if length < usable:
         return [AtTreePage(key[:usable], usable - size)]
     ends = page_ends(length, size)
-    gone = [end for end in ends if key[:end] not in pages or not pages[key[:end]].has_swa]
-    return [AtTreePage(key[:end], end - size) for end in gone[-1:]]
+    lost_ends = [end for end in ends if key[:end] not in pages or not pages[key[:end]].has_swa]
+    return [AtTreePage(key[:end], end - size) for end in lost_ends[-1:]]
 
 
 @clause(
@@ -179,7 +179,7 @@ def usable_length(step: Step, key: Key) -> int:
     states = {node.path for node in step.before.tree.nodes if node.state is not None}
     best = 0
     run = 0
-    whole = True
+    no_tombstone = True
     for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
@@ -188,8 +188,8 @@ def usable_length(step: Step, key: Key) -> int:
             run += size
         else:
             run = 0
-            whole = False
-        if (whole or window is None or run >= window) and (not needs_state or key[:end] in states):
+            no_tombstone = False
+        if (no_tombstone or window is None or run >= window) and (not needs_state or key[:end] in states):
             best = end
     return best
 
@@ -248,31 +248,31 @@ def _lock_counts(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
     for node in step.after.tree.nodes:
-        mine = _locks_through(step.locks, node)
-        full = [*mine]
-        swa = [name for name, k in mine.items() if k.pinned_from < len(node.path)]
-        most = sum(k.reaches < len(node.path) for k in mine.values())
+        expected_locks = _locks_through(step.locks, node)
+        full = [*expected_locks]
+        swa = [name for name, k in expected_locks.items() if k.pinned_from < len(node.path)]
+        most = sum(k.reaches < len(node.path) for k in expected_locks.values())
         swa_locks = node.swa_locks if has_swa else 0
-        states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]
+        states = [name for name, k in expected_locks.items() if has_states and k.state and k.key == node.path]
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
-            least = sum(_needs_state(step, mine[name]) for name in states)
+            least = sum(_needs_state(step, expected_locks[name]) for name in states)
             if not least <= node.state_locks <= len(states):
-                count = f"{where(node)}: {_holder_names(states)} state locks"
+                count = f"{node_text(node)}: {_holder_names(states)} state locks"
                 place = AtNode(node.path, "state", len(states))
                 return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
             continue
         if node.full_locks != len(full):
             pool = "full"
-            due = full
+            expected = full
         else:
             pool = "swa"
-            due = swa
-        others = {**_locks_through(step.tree_locks_before, node), **mine}.keys() - {*due}
+            expected = swa
+        others = {**_locks_through(step.tree_locks_before, node), **expected_locks}.keys() - {*expected}
         return failure(
-            f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
+            f"{node_text(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
             f"counters {node.full_locks} full, {swa_locks} SWA",
-            AtNode(node.path, pool, len(due)),
-            *map(AtLock, (*due, *sorted(others))),
+            AtNode(node.path, pool, len(expected)),
+            *map(AtLock, (*expected, *sorted(others))),
         )
     return None
 

@@ -19,7 +19,7 @@ def tree_of(step: Step) -> TreeFacts | None:
     return step.after.tree
 
 
-def where(node: NodeFacts) -> str:
+def node_text(node: NodeFacts) -> str:
     """Return a node in words, such as "[4, 8) of a8"."""
     return f"[{node.start}, {len(node.path)}) of {path_text(node.path)}"
 
@@ -55,12 +55,12 @@ def _tree_shape(step: Step) -> Failure | None:
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
             expected = f"nodes of whole pages, {size} tokens each"
-            head = f"leaves a node {where(node)}, and nodes are whole pages of {size} tokens"
-            return failure(expected, f"a node {where(node)}", AtNode(node.path), head=head)
+            head = f"leaves a node {node_text(node)}, and nodes are whole pages of {size} tokens"
+            return failure(expected, f"a node {node_text(node)}", AtNode(node.path), head=head)
         if node.start and node.path[: node.start] not in ends:
-            expected = f"a node that ends at {node.start}, above {where(node)}"
+            expected = f"a node that ends at {node.start}, above {node_text(node)}"
             above = AtNode(node.path[: node.start])
-            head = f"leaves no node that ends at {node.start}, where {where(node)} begins"
+            head = f"leaves no node that ends at {node.start}, where {node_text(node)} begins"
             return failure(expected, "there is none", AtNode(node.path), above, head=head)
         page = node.path[: node.start + size]
         if page in first_pages:
@@ -107,12 +107,13 @@ def _live_or_dead(step: Step) -> Failure | None:
         place = AtNode(node.path, "swa")
         have = sum(1 for slot in node.swa_slots if slot)
         if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
-            expected = f"{len(node.slots)} SWA slots at {where(node)}, or none"
-            head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
+            expected = f"{len(node.slots)} SWA slots at {node_text(node)}, or none"
+            head = f"must leave {node_text(node)} with SWA KV of all its tokens, or as a tombstone"
             return failure(expected, f"{have}", place, head=head)
         index = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
-        expected = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
-        head = f"leaves {where(node)} with SWA slot {node.swa_slots[index]} for position {node.start + index}"
+        expected = f"SWA slots of {node_text(node)} as mapped: {list(node.mapped)}"
+        slot = node.swa_slots[index]
+        head = f"leaves {node_text(node)} with SWA slot {slot} for position {node.start + index}"
         return failure(
             expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[index]), head=head
         )
@@ -142,7 +143,7 @@ def _nodes_hold_their_path(step: Step) -> Failure | None:
     start = position // size * size
     slot = (node.slots if pool == "full" else node.swa_slots)[index]
     held = stamp_text(stamp) if stamp else "no committed token"
-    head = f"leaves {where(node)} with {pool_label(pool)} slot {slot} for position {position}"
+    head = f"leaves {node_text(node)} with {pool_label(pool)} slot {slot} for position {position}"
     head += f", which holds {held} and must hold {stamp_text(token_of(node.path[position]))}"
     return failure(
         f"{pool_label(pool)} KV of {path_text(node.path)} at position {position}",

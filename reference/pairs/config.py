@@ -53,7 +53,7 @@ class PairConfig:
             raise GeometryError("host_first", "needs host_chunks of a server")
         if self.prefill.peer or not self.decode.peer:
             raise GeometryError("decode.peer", "must be true, and prefill.peer false")
-        windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
+        windows = [[group.window for group in server.groups] for server in (self.prefill, self.decode)]
         if windows[0] != windows[1] or self.prefill.recurrent != self.decode.recurrent:
             raise GeometryError("decode.groups", "must have the windows and states of prefill.groups")
         if self.prefill.draft_group != self.decode.draft_group:

@@ -35,7 +35,10 @@ class ReaderState(StrEnum):
 
 
 class PairReader(NamedTuple):
-    """A request of D that was given a promise. of: P's request."""
+    """A request of D that was given a promise.
+
+    of: P's request.
+    """
 
     request: str
     of: str

@@ -129,8 +129,8 @@ class PairRecord:
                 return server, ResetConnector()
             case Advance(server, accept, stop, drafts):
                 facts = before.of(server)
-                due = facts.in_step or facts.results_due
-                return server, Update(drafts) if due else Schedule(accept, stop)
+                has_results_due = facts.in_step or facts.results_due
+                return server, Update(drafts) if has_results_due else Schedule(accept, stop)
         return None
 
     # -- following --------------------------------------------------------------------------------
@@ -141,12 +141,12 @@ class PairRecord:
         """Record a command that was carried out, and return the step of each server."""
         self.done[type(command), getattr(command, "server", "")] += 1
         self._note_texts(command)
-        told = self._note_network(command, before)
+        is_told = self._note_network(command, before)
         served = self.served(command, before)
         steps = {}
         for server in SERVERS:
-            mine = served is not None and served[0] == server
-            ran = served[1] if served is not None and mine else NETWORK
+            is_served = served is not None and served[0] == server
+            ran = served[1] if served is not None and is_served else NETWORK
             self._note_failed_loads(server, after)
             notes = self.texts[server].follow(ran, after.of(server))
             steps[server] = self._step(server, ran, before, after, notes)
@@ -155,7 +155,7 @@ class PairRecord:
                 self.first_tokens.setdefault(output.request, output.tokens[0])
         self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
-        self.progress.follow(command, served, after, self._pending_work(after), told)
+        self.progress.follow(command, served, after, self._pending_work(after), is_told)
         return steps
 
     def broken_off(
@@ -216,10 +216,10 @@ class PairRecord:
         if isinstance(command, Shake) and command.fails:
             # Of a recurrent model D may have had all itself, and no way yet to tell P.
             over = () if self.config.recurrent else (ReaderState.READ,)
-            self.faulted |= {each.of for each in before.readers if each.state not in over}
+            self.faulted |= {reader.of for reader in before.readers if reader.state not in over}
         elif isinstance(command, Lose):
             name = before.under_way[command.at].reader
-            self.faulted |= {each.of for each in before.readers if each.request == name}
+            self.faulted |= {reader.of for reader in before.readers if reader.request == name}
         elif isinstance(command, Deliver):
             message = next(each for each in before.messages if each.to == command.server)
             self._renewed |= {*message.requests} if message.renews else set()
@@ -274,7 +274,7 @@ class PairRecord:
         """Return whether no server has a request, nothing is under way, and no promise has a reader."""
         busy = any(facts.of(name).requests or facts.of(name).steps_in_flight for name in SERVERS)
         busy = busy or any(facts.of(name).kv_moves for name in SERVERS)
-        needed = any(self.needs(facts, promise) for promise in facts.promises)
+        needed = any(self.is_needed(facts, promise) for promise in facts.promises)
         return facts.network_rests and not busy and not needed
 
     def is_quiet(self, facts: PairFacts) -> bool:
@@ -295,7 +295,7 @@ class PairRecord:
         names = [promise.request for promise in facts.promises if promise.held]
         return [name for name in names if name not in self.dropped and not facts.readers_of(name)]
 
-    def needs(self, facts: PairFacts, promise: Promise) -> bool:
+    def is_needed(self, facts: PairFacts, promise: Promise) -> bool:
         """Return whether a request reads what was promised, or may yet be told to."""
         if promise.request in self.dropped or self._lease_ended(facts, promise):
             return False
@@ -311,8 +311,8 @@ class PairRecord:
     def _with_network(self, server: str, facts: PairFacts) -> BlockFacts:
         """Return the facts of a server with the network as its second tier, besides its host memory: D loads
         from the blocks of P. Beside chunks of the host these are numbered from the end, block 0 being -1."""
-        own = facts.of(server)
-        host = own.host or HostFacts(0, (), (), (), ())
+        server_facts = facts.of(server)
+        host = server_facts.host or HostFacts(0, (), (), (), ())
         memory: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...] = ()
         if server == PREFILL:
             jobs = self._promised_stores(facts)
@@ -322,7 +322,7 @@ class PairRecord:
         if self.config.of(server).host_chunks:
             jobs = [_beside_host(job) for job in jobs]
             memory = (*host.memory, *memory[::-1])
-        return own._replace(
+        return server_facts._replace(
             host=host._replace(memory=memory, transfers=(*host.transfers, *jobs))
         )
 
@@ -331,7 +331,7 @@ class PairRecord:
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:
-                over = not self.needs(facts, promise)
+                over = not self.is_needed(facts, promise)
                 parts = [
                     (group, block, 0, 0)
                     for group, row in enumerate(promise.blocks)
@@ -371,12 +371,12 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
     jobs = []
     known = [reader.request for reader in facts.readers]
     for number, reader in enumerate(facts.readers):
-        mine = facts.transfers_of(reader.request)
+        own_transfers = facts.transfers_of(reader.request)
         waits = reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
-        if not mine and waits:
+        if not own_transfers and waits:
             jobs.append(Transfer(number, load=True, parts=()))
-        elif mine and (waits or any(not job.over for job in mine)):
-            jobs.append(_as_transfer(number, mine, wanted=reader.state is ReaderState.WAITS))
+        elif own_transfers and (waits or any(not job.over for job in own_transfers)):
+            jobs.append(_as_transfer(number, own_transfers, wanted=reader.state is ReaderState.WAITS))
     for job in facts.under_way:
         if job.reader not in known:
             jobs.append(_as_transfer(len(known) + job.number, (job,), wanted=False))

@@ -55,25 +55,25 @@ class PairProgress:
         ran = served[1] if served is not None else None
         server = served[0] if served is not None else ""
         self._done[type(ran or command), server] += 1
-        outputs = [each for name in SERVERS for each in facts.of(name).outputs]
+        outputs = [output for name in SERVERS for output in facts.of(name).outputs]
         waits = any(facts.of(name).requests for name in SERVERS)
         moved = isinstance(command, Land | Shake) or told
         if (
             not waits
             or moved
             or not isinstance(command, _BY_ITSELF)
-            or any(each.tokens or each.finished for each in outputs)
+            or any(output.tokens or output.finished for output in outputs)
         ):
             self._with_clock.restart()
             self._without.restart()
         if not waits or not isinstance(ran, Schedule):
             return
-        due = [*self._pending_work(facts), *owed]
+        owed_work = [*self._pending_work(facts), *owed]
         timeouts = ("clock", facts.clock // EPOCH)
         runs = any(facts.of(name).lanes for name in SERVERS)
         state = _state_of_pair(facts)
-        self.standstill = self._with_clock.enter_state(state, [*due, timeouts], runs=runs)
-        self.in_time = self._without.enter_state(state, due, runs=runs)
+        self.standstill = self._with_clock.enter_state(state, [*owed_work, timeouts], runs=runs)
+        self.in_time = self._without.enter_state(state, owed_work, runs=runs)
 
     def _pending_work(self, facts: PairFacts) -> Iterator[Hashable]:
         """Yield the work that others have to do. The name of a piece of work changes once it is done."""
@@ -93,7 +93,7 @@ class PairProgress:
 
 
 def _state_of_pair(facts: PairFacts) -> Hashable:
-    readers = tuple((each.request, each.state) for each in facts.readers)
+    readers = tuple((reader.request, reader.state) for reader in facts.readers)
     held = tuple(promise.held for promise in facts.promises)
     under_way = tuple((job.number, job.copied) for job in facts.under_way)
     network = len(facts.messages), len(facts.handshakes), under_way

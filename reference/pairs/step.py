@@ -62,10 +62,10 @@ class PairStep:
     def parts_needed(self) -> Iterator[Promise]:
         """Yield promises that a request reads, or may yet be told to."""
         for promise in self.after.promises:
-            if self.record.needs(self.after, promise):
+            if self.record.is_needed(self.after, promise):
                 yield promise
 
-    def losses(self) -> Iterator[Failure]:
+    def lost_kv(self) -> Iterator[Failure]:
         """Yield blocks of promises that are free or were written."""
         was = self.before.prefill
         now = self.after.prefill
@@ -79,7 +79,7 @@ class PairStep:
                         yield self._lost_block(promise, group, block, "it was written")
 
     def _lost_block(self, promise: Promise, group: int, block: int, how: str) -> Failure:
-        readers = ", ".join(each.request for each in self.after.readers_of(promise.request))
+        readers = ", ".join(reader.request for reader in self.after.readers_of(promise.request))
         keep = f"P keeps block {block} (group {group}) of {promise.request}"
         places = AtBlock(block), AtNamed("request", promise.request)
         at_server = (AtServer(PREFILL, place) for place in places)
@@ -92,7 +92,7 @@ class PairStep:
 
     def arrivals(self) -> Iterator[tuple[str, int]]:
         """Yield the requests of D whose KV has arrived with this command, and their computed tokens."""
-        waited = {each.request for each in self.before.readers if each.state is ReaderState.WAITS}
+        waited = {reader.request for reader in self.before.readers if reader.state is ReaderState.WAITS}
         for reader in self.after.readers:
             fact = self.after.decode.requests.get(reader.request)
             if reader.request in waited and reader.state is ReaderState.READ and fact is not None:

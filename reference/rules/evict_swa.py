@@ -39,7 +39,10 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
 
 
 def evict_request_window(state: State, request: Request, length: int, chosen: int | None) -> Request:
-    """Return the request after a window eviction with `length`. chosen: where the system stopped."""
+    """Return the request after a window eviction with `length`.
+
+    chosen: where the system stopped.
+    """
     geometry = state.config.geometry
     window = geometry.window
     page_size = geometry.page_size

@@ -194,11 +194,11 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         reach = eviction_limit(length, geometry.window, geometry.page_size)
         require(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
     require(length <= geometry.width, Reason.ROW_TOO_SHORT)
-    whole = key[: floor_page(len(key), geometry.page_size)]
-    pages = (len(whole) - prefix) // geometry.page_size
+    whole_pages = key[: floor_page(len(key), geometry.page_size)]
+    pages = (len(whole_pages) - prefix) // geometry.page_size
     state = make_room(state, pages, context, states=int(pages > 0))
     return insert_by_lock_holder(
-        state, command.holder, whole, command.evicted, context.effects, goes_on=command.chunked
+        state, command.holder, whole_pages, command.evicted, context.effects, goes_on=command.chunked
     )
 
 

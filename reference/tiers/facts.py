@@ -314,5 +314,5 @@ class TierFacts(NamedTuple):
         """Whether a transfer of the present cache is not acknowledged, a storage operation is in
         progress, or a request is there."""
         moving = any(not transfer.stale for transfer in self.transfers)
-        there = any(request.state not in _NOT_REQUESTS for request in self.requests)
-        return moving or bool(self.operations) or there
+        has_requests = any(request.state not in _NOT_REQUESTS for request in self.requests)
+        return moving or bool(self.operations) or has_requests

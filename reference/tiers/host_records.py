@@ -74,8 +74,8 @@ class HostRecords(SlotOwners):
         for node in self.after.nodes:
             for host, slots in ((True, node.host), (False, node.device)):
                 for pool in pools:
-                    if own := slots[pool]:
-                        yield self._node_copy(node, host, pool, own)
+                    if pool_slots := slots[pool]:
+                        yield self._node_copy(node, host, pool, pool_slots)
 
     def _node_copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
         """Return a node's copy in a pool of one tier. A slot that is not written yet counts as right."""
@@ -188,8 +188,8 @@ class HostRecords(SlotOwners):
         """Yield device slots, rows and slots of first tokens that a prefill server has still to write,
         and that are not reserved for that request."""
         for at, request in enumerate(self.after.requests):
-            for pool, own in request.writing.items():
-                for number in own:
+            for pool, pool_slots in request.writing.items():
+                for number in pool_slots:
                     slot = False, pool, number
                     if self.holders.get(slot) != [at] or self.free[slot] or slot in self.owners:
                         name = slot_name(slot)

@@ -131,8 +131,8 @@ class TierUsers:
             return dict.fromkeys(self.config.pools, NOWHERE)
         low = {"full": 0}
         if user.host:
-            kept = last.host["full"] or self.config.policy == "write_back"
-            low["full"] = last.start if kept else NOWHERE
+            is_backed_up = last.host["full"] or self.config.policy == "write_back"
+            low["full"] = last.start if is_backed_up else NOWHERE
         if self.config.window is not None:
             low["swa"] = _window_start_node(user.node, self.config.window, nodes, gaps)
         return low

@@ -61,9 +61,9 @@ class DecodeProgress:
         if not waits or not isinstance(command, Poll):
             return None
         # a session whose own next turn waits cannot go away
-        waiting = {f"session {each.name}" for each in facts.requests if each.state in WAITING}
+        waiting = {f"session {request.name}" for request in facts.requests if request.state in WAITING}
         sessions = (TierRequestState.IDLE, TierRequestState.BUSY)
-        idle = {each.name for each in facts.requests if each.state in sessions}
+        idle = {request.name for request in facts.requests if request.state in sessions}
         between_turns = bool(idle - waiting)
         return self._headway.enter_state(
             state_of(facts), _pending_work(facts, greeted, arrived), runs=False, counts=not between_turns

@@ -32,7 +32,7 @@ class SentParts(SlotOwners):
         known = {send.job for send in self.before.sends}
         return [send for send in self.after.sends if send.job not in known]
 
-    def losses(self) -> Iterator[Failure]:
+    def lost_kv(self) -> Iterator[Failure]:
         """Yield slots of parts not read yet that are free, or were written."""
         was = {send.job: send.found for send in self.before.sends}
         for send in self.after.sends:

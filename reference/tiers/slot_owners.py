@@ -64,8 +64,8 @@ class SlotOwners:
         """Return the requests that own each device slot, by index."""
         found: dict[Slot, list[int]] = {}
         for at, request in enumerate(self.after.requests):
-            for pool, own in request.slots.items():
-                for number in own:
+            for pool, pool_slots in request.slots.items():
+                for number in pool_slots:
                     found.setdefault((False, pool, number), []).append(at)
         return found
 

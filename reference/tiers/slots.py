@@ -13,8 +13,8 @@ Slot = tuple[bool, str, int]  # on the host, pool, slot
 
 def host_slots(slots: Slots) -> Iterator[Slot]:
     """Yield the host slots of these pools."""
-    for pool, own in slots.items():
-        for slot in own:
+    for pool, pool_slots in slots.items():
+        for slot in pool_slots:
             yield True, pool, slot
 
 

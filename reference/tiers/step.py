@@ -42,7 +42,7 @@ class TierStep(HostRecords, Leaks, SentParts):
     @property
     def unanswered(self) -> dict[str, str]:
         """The state of each request that has no answer."""
-        return {each.name: each.state for each in self.after.requests if each.state in WAITING}
+        return {request.name: request.state for request in self.after.requests if request.state in WAITING}
 
     @property
     def room(self) -> str:

@@ -55,12 +55,12 @@ class StorageWaits:
     def waiting_requests(self) -> dict[str, bool]:
         """Requests that an attempt to admit has found waiting, and whether the time of each is over."""
         return {
-            name: self.now - wait.blocked > self._most(wait)
+            name: self.now - wait.blocked > self._most_pages(wait)
             for name, wait in self.waits.items()
             if wait.blocked >= 0
         }
 
-    def _most(self, wait: _Wait) -> int:
+    def _most_pages(self, wait: _Wait) -> int:
         return WAIT_BASE_S + WAIT_PER_PAGE_S * -(-prompt_len(wait.prompt) // self.config.page_size)
 
     def follow(
@@ -75,8 +75,8 @@ class StorageWaits:
                 self.now += seconds
             case Prefetch(name, prompt) if is_done:
                 known = {operation.job for operation in before.operations}
-                own = (op.job for op in after.operations if not op.back and op.job not in known)
-                self.waits[name] = _Wait(prompt, self.now, next(own, -1))
+                own_jobs = (op.job for op in after.operations if not op.back and op.job not in known)
+                self.waits[name] = _Wait(prompt, self.now, next(own_jobs, -1))
             case Abort(name) if is_done:
                 self.waits.pop(name, None)
             case Match(name, prompt, full_only=False) | Load(name, prompt):
@@ -92,7 +92,7 @@ class StorageWaits:
             name,
             self.now - wait.asked,
             self.now - wait.blocked if wait.blocked >= 0 else -1,
-            self._most(wait),
+            self._most_pages(wait),
             operation is not None and operation.state in _IN_PROGRESS,
         )
         if is_done:

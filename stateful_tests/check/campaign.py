@@ -21,7 +21,7 @@ from impl.system_spec import system_spec
 from stateful_tests.check.run_counts import Counted
 from stateful_tests.check.run_driver import drive, drive_named
 from stateful_tests.check.run_batches import (
-    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, broken,
+    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, failure_text,
 )  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
@@ -138,7 +138,7 @@ class _Campaign:
         }
         result.machines = list(machines.values())
         self.lines = sum(
-            planned_runs(self.system, self.plan, each) for each in machines if each.machine == CORPUS
+            planned_runs(self.system, self.plan, planned) for planned in machines if planned.machine == CORPUS
         )
         if self.plan.examples is None:
             result.asked = self.plan.commands
@@ -244,7 +244,7 @@ class _Campaign:
             self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
-                self.broke[broken((violation, trace))] += 1
+                self.broke[failure_text((violation, trace))] += 1
                 self.finder.take(violation, trace)
         if self.progress is not None:
             sized = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.commands import Broken, Mode
 from stateful_tests.check.known_faults.causes import Needs
-from stateful_tests.check.known_faults.masks import Compared, Mask, Standing, beside
+from stateful_tests.check.known_faults.masks import Compared, Mask, Standing, compare_with_base
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.replays import replay, with_calls
 from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
@@ -75,7 +75,7 @@ def finding_of(
     run = with_calls(system, replace(run, violation=noted))
     no_witness = ""
     if caught.stands is Standing.UNTOLD:
-        no_witness = beside(base, masks, run.trace, violation, clause).why
+        no_witness = compare_with_base(base, masks, run.trace, violation, clause).why
     modes = tuple(mode for mode in Mode if mode in caught.modes)
     return Finding(
         clause, run, modes, caught.times, caught.after_s, caught.after_commands,

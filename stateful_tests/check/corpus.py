@@ -62,10 +62,10 @@ def line_text(line: CorpusLine) -> str:
     """Return the line as text."""
     g = line.trace.sizes(Geometry)
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
-    named = (f"{name} {size}" for name, size in sizes)
+    sizes_text = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
     words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks, *["lazy"] * g.lazy]
-    config = " ".join([*named, *words, *states])
+    config = " ".join([*sizes_text, *words, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
 
@@ -112,7 +112,7 @@ def fault_lines() -> tuple[CorpusLine, ...]:
     return tuple(CorpusLine(name, t.geometry, t.mode, FIXTURE, t.commands) for name, t in traces)
 
 
-def meets(line: CorpusLine) -> int | None:
+def step_of_situation(line: CorpusLine) -> int | None:
     """Return the command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)

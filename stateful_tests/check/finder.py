@@ -22,7 +22,7 @@ from stateful_tests.check.known_faults.explanation import (
     Explained, clauses_of, explaining_masks, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
-    Mask, Standing, beside, do_the_same, holding, how_it_breaks,
+    Mask, Standing, compare_with_base, do_the_same, masks_of_violation, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.check_results import Finding, finding_name
 from stateful_tests.lockstep.replays import rejected_turns, replay
@@ -110,9 +110,9 @@ class Finder:
         A finding without a witness is counted under the known faults that the base shows on its trace.
         """
         for name, caught in list(self._caught.items()):
-            under = caught.compared.under
-            if caught.stands is Standing.UNTOLD and under:
-                faults = tuple(mask.fault.id for mask in under)
+            candidates = caught.compared.candidates
+            if caught.stands is Standing.UNTOLD and candidates:
+                faults = tuple(mask.fault.id for mask in candidates)
                 self.masked[faults, name.split()[0]] += caught.times
                 del self._caught[name]
         for name, caught in self._caught.items():
@@ -132,7 +132,7 @@ class Finder:
         }
         self._report_traces()
         compared_by = {
-            clause: beside(self.base, self.masks, trace, violation, clause, self.system)
+            clause: compare_with_base(self.base, self.masks, trace, violation, clause, self.system)
             for clause in violation.clauses
         }
         if self.base is not None:
@@ -145,7 +145,7 @@ class Finder:
         for clause in sorted(violation.clauses, key=is_milder):
             compared = compared_by[clause]
             stands = compared.stands
-            is_known = bool(compared.under) and stands is Standing.KNOWN
+            is_known = bool(compared.candidates) and stands is Standing.KNOWN
             if is_known or not self._is_worth_shrinking(clause, stands, trace.mode):
                 self._shrinking.pop(clause, None)
                 continue
@@ -194,7 +194,7 @@ class Finder:
         a trace already."""
         if clause in self._caught:
             return []  # its own trace may get smaller than these
-        others = [self._caught[each] for each in violation.clauses if each in self._caught]
+        others = [self._caught[clause] for clause in violation.clauses if clause in self._caught]
         mode = self._shrinking[clause].trace.mode
         return [caught.trace for caught in others if caught.trace.mode is mode]
 
@@ -248,7 +248,7 @@ class Finder:
                 return None
 
             def keeps_standing(trace: Trace, violation: Violation) -> bool:
-                compared = beside(base, masks, trace, violation, clause, system)
+                compared = compare_with_base(base, masks, trace, violation, clause, system)
                 if compared.stands < stands:
                     return False
                 return not alike or do_the_same(system, base, trace, violation)
@@ -278,7 +278,7 @@ class Finder:
         if self.once or self.base is not None:
             return False
         earlier_catches = self._catches_of(clause)
-        masks = holding(self.masks, violation, clause)
+        masks = masks_of_violation(self.masks, violation, clause)
         if not (earlier_catches or masks) or len(earlier_catches) == MAX_TRACES_PER_CLAUSE:
             return False
         if earlier_catches and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
@@ -287,10 +287,10 @@ class Finder:
             self._searches[clause] += 1
         system = self.system
         found_after_s = time.monotonic() - self.started
-        for each in earlier_catches:
-            if each.needs is None:
-                each.needs = needs(system, each.trace, clause)
-        needed = [each.needs or () for each in earlier_catches] + needs_of(masks, clause)
+        for catch in earlier_catches:
+            if catch.needs is None:
+                catch.needs = needs(system, catch.trace, clause)
+        needed = [catch.needs or () for catch in earlier_catches] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
         prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)
@@ -298,8 +298,8 @@ class Finder:
             return False
         without, candidate = prefix
 
-        def may_shrink_to(smaller: Trace, seen: Violation) -> bool:
-            if still_new is not None and not still_new(smaller, seen):
+        def may_shrink_to(smaller: Trace, violation: Violation) -> bool:
+            if still_new is not None and not still_new(smaller, violation):
                 return False
             return has_none_of(system, without, smaller)
 

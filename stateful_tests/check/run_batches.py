@@ -118,7 +118,7 @@ HANG = "hang:"  # begins the failure of a system that hangs
 HANGS = 2  # after so many a batch ends, because each takes its time
 
 
-def broken(violated: tuple[Violation, Trace]) -> str:
+def failure_text(violated: tuple[Violation, Trace]) -> str:
     """Return the failure of a system at a violation; "" where it did not fail."""
     violation, _ = violated
     return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""

@@ -28,7 +28,7 @@ from stateful_tests.check.check_plans import CORPUS, Plan, fit_sizes
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.run_batches import (
-    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, broken,
+    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, failure_text,
 )  # fmt: skip
 from stateful_tests.coverage.situations import situations
 from impl.choices import Choices, RandomChoices, pick
@@ -77,7 +77,7 @@ def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> BatchResult:
     for example in batch.examples:
         machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, record)
         if (
-            sum(broke.startswith(HANG) for _, found in record.runs for broke in map(broken, found))
+            sum(broke.startswith(HANG) for _, found in record.runs for broke in map(failure_text, found))
             == HANGS
         ):
             break  # each takes its time

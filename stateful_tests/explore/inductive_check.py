@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
-from reference.clauses import CLAUSES, Clause, about, broken
+from reference.clauses import CLAUSES, Clause, about, failed_clauses
 from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step
 from reference.commands import Command, Done, Outcome
@@ -91,7 +91,7 @@ class InductiveStepCheck:
     def look_for(self, reached: Iterable[str]) -> None:
         """Note from now on which situations of clauses are reached, but for those that were."""
         self.reached = set()
-        self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
+        self._missing = {*CLAUSES.values()} - {CLAUSES[clause] for clause in reached}
 
     @property
     def seeks_refusals(self) -> bool:
@@ -129,10 +129,10 @@ class InductiveStepCheck:
             unchanged=same,
         )
         if not is_done and now is was:
-            self._look(step, _REFUSALS)
+            self._note_reached(step, _REFUSALS)
             return None
-        self._look(step, about(step))
-        failures = broken(step)
+        self._note_reached(step, about(step))
+        failures = failed_clauses(step)
         return violation_of(failures, 0) if failures else None
 
     def _facts(self, kind: type, now: State, known_facts: _Known, effects: Effects) -> Facts:
@@ -148,7 +148,7 @@ class InductiveStepCheck:
             self._led_to[change] = facts[2:]
         return Facts(known_facts.sessions, known_facts.requests, *self._led_to[change])
 
-    def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
+    def _note_reached(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""
         for clause in self._missing.intersection(clauses):
             if clause.trigger(step):

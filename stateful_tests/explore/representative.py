@@ -106,11 +106,11 @@ class Representatives:
 
     def of(self, state: State) -> State:
         """Return the representative of a state."""
-        return self._made(self._least(state)[1])
+        return self._made(self._least_parts(state)[1])
 
     def renaming(self, state: State) -> Renaming:
         """Return how a state differs from its representative."""
-        parts, _, order = self._least(state)
+        parts, _, order = self._least_parts(state)
         turns = {s.name: s.turn for s in state.sessions if s.turn is not None}
         names: dict[str, str] = {}
         for letter, group in zip("srh", parts.groups):
@@ -123,7 +123,7 @@ class Representatives:
 
     # -- from a state to its parts ----------------------------------------------------------------
 
-    def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
+    def _least_parts(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
         """Return the parts of a state, in the order of letters that makes them least, without names as well;
         and that order."""
         if state.tree is not None:

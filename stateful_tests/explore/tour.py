@@ -210,7 +210,7 @@ class _TourRun:
                 return False
             number = self._next()
             if number is not None and len(self.runner.done) < WALK:
-                self._go(number)
+                self._follow_command(number)
                 continue
             route = self._route() if len(self.runner.done) < WALK else None
             if route is None:
@@ -221,7 +221,7 @@ class _TourRun:
                 if route is None:
                     return True
             for step in route:
-                if not self._go(step):
+                if not self._follow_command(step):
                     break
 
     def _begin(self) -> None:
@@ -280,7 +280,7 @@ class _TourRun:
             and type(self.states.commands(self.explorer.queue[place])[number]) in self.walk_ending_kinds
         )
 
-    def _go(self, number: int) -> bool:
+    def _follow_command(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
         place = self.places[self.at]
         tour = self.tour

@@ -142,12 +142,12 @@ def _draw_prompt(
     texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
 ) -> tuple[Prompt, int]:
     """Draw pieces of shared texts and images, and a number of unique tokens, in `room` tokens."""
-    prompt, own = _draw_text(texts, room, source, profile)
+    prompt, own_tokens = _draw_text(texts, room, source, profile)
     if not texts.config.encodes:
-        return prompt, own
+        return prompt, own_tokens
     for _ in range(source.upto(2)):
-        prompt = _with_image(texts.config, prompt, room - own, source)
-    return prompt, own
+        prompt = _with_image(texts.config, prompt, room - own_tokens, source)
+    return prompt, own_tokens
 
 
 def _with_image(config: EngineConfig, prompt: Prompt, room: int, source: Choices) -> Prompt:
@@ -191,13 +191,13 @@ def _draw_text(
         # A copied hit needs that one block alone where no more of its text is new.
         chosen = profile.texts[:1] if copies_hits(texts.config) else profile.texts
         return (Piece(pick(source, chosen), room),), 0
-    own = source.upto(min(length, 2)) if once_in(source, 2) else 0
-    shared = length - own
+    own_tokens = source.upto(min(length, 2)) if once_in(source, 2) else 0
+    shared = length - own_tokens
     if not shared:
-        return (), own
+        return (), own_tokens
     cut = source.upto(shared) if once_in(source, 4) else 0
     pieces = ((pick(source, profile.texts), cut), (pick(source, profile.texts), shared - cut))
-    return tuple(Piece(text, tokens) for text, tokens in pieces if tokens), own
+    return tuple(Piece(text, tokens) for text, tokens in pieces if tokens), own_tokens
 
 
 def _draw_max_tokens(source: Choices, room: int) -> int:
@@ -207,15 +207,15 @@ def _draw_max_tokens(source: Choices, room: int) -> int:
 def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
     """Draw a request: its prompt, priority, adapter, salt and children, with a part computed by a peer if
     there is one."""
-    prompt, own = _draw_prompt(texts, texts.config.max_model_len - 1, source, profile)
+    prompt, own_tokens = _draw_prompt(texts, texts.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if texts.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
-    length = sum(piece.tokens for piece in prompt) + own
+    length = sum(piece.tokens for piece in prompt) + own_tokens
     remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
     outputs = _draw_max_tokens(source, texts.config.max_model_len)
     if profile.overlong and outputs == 1:  # no server ever has room for an output of it
         prompt = (Piece(profile.texts[0], texts.config.max_model_len),)
-        own = 0
+        own_tokens = 0
         remote = 0
     adapter = _name_among(profile.adapters, source)
     salt = _name_among(profile.salts, source)
@@ -224,7 +224,7 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
     return Add(
         name,
         max_tokens=outputs,
-        tokens=own,
+        tokens=own_tokens,
         prompt=prompt,
         priority=priority,
         resumable=resumable,
@@ -249,8 +249,8 @@ def _continue_session(
     room = texts.config.max_model_len - len(bearer.text) - sent - outputs - 1
     if once_in(source, 4) or (room < 2 and not profile.overlong):
         return End(bearer.name)
-    prompt, own = _draw_prompt(texts, max(1, room), source, profile)
-    return More(bearer.name, _draw_max_tokens(source, room), own, prompt)
+    prompt, own_tokens = _draw_prompt(texts, max(1, room), source, profile)
+    return More(bearer.name, _draw_max_tokens(source, room), own_tokens, prompt)
 
 
 def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | None:

@@ -81,7 +81,7 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
     """Draw sizes of a pair with recurrent layers: both servers publish and keep the same, and have room
     of their own. D may have blocks of twice as many tokens, or go without prefix caching: a request
     then has one state, whatever its length."""
-    prefill, decode = (draw_engine_config(source, each) for each in (like.prefill, like.decode))
+    prefill, decode = (draw_engine_config(source, server) for server in (like.prefill, like.decode))
     groups = tuple(
         replace(group, window=group.window and max(2, group.window)) for group in prefill.groups
     )
@@ -93,17 +93,17 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
         if group.state and not caches:
             size = prefill.max_model_len
         of_decode.append(replace(group, block_size=size))
-    own = replace(
+    own_config = replace(
         prefill, groups=tuple(of_decode), priority=decode.priority, long_prefill=decode.long_prefill,
         max_seqs=decode.max_seqs, caching=caches, fail_requests=False,
         max_batched_tokens=max(decode.max_batched_tokens, decode.max_seqs * (1 + prefill.drafts)),
         blocks=(1 << 10) + decode.blocks, match=prefill.match * caches,
         retention=prefill.retention * caches, checkpoints=prefill.checkpoints * caches,
     )  # fmt: skip
-    own = _with_groups(own, own.groups)
+    own_config = _with_groups(own_config, own_config.groups)
     return replace(
         like, prefill=_with_groups(prefill, groups),
-        decode=replace(own, peer=True, fail_requests=like.decode.fail_requests),
+        decode=replace(own_config, peer=True, fail_requests=like.decode.fail_requests),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
     )  # fmt: skip
 
@@ -111,8 +111,10 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
 def _with_block_size(
     config: EngineConfig, windows: list[int | None], size: int, drafter: int | None
 ) -> EngineConfig:
-    """Return the engine with these windows and blocks of one size, as a connector needs them. drafter:
-    the group with the drafter's layers."""
+    """Return the engine with these windows and blocks of one size, as a connector needs them.
+
+    drafter: the group with the drafter's layers.
+    """
     groups = (LayerGroup(size, window, drafter=index == drafter) for index, window in enumerate(windows))
     return _with_groups(config, tuple(groups))
 
@@ -137,17 +139,17 @@ def propose_pair_command(
     assert chosen is not None  # a loop may always go on
     kind, server = chosen
     if kind is Prefill:
-        prompt, own = _draw_prompt(record, source, profile)
-        return Prefill(_fresh_name(record), own, prompt, _draw_priority(record, PREFILL, source))
+        prompt, own_tokens = _draw_prompt(record, source, profile)
+        return Prefill(_fresh_name(record), own_tokens, prompt, _draw_priority(record, PREFILL, source))
     if kind is Forward:
         answer = pick(source, _forwardable_answers(record, facts, profile))
         outputs = 1 + source.upto(3)
         return Forward(_fresh_name(record), answer, outputs, _draw_priority(record, DECODE, source))
     if kind is Serve:
-        prompt, own = _draw_prompt(record, source, profile)
+        prompt, own_tokens = _draw_prompt(record, source, profile)
         outputs = 1 + source.upto(3)
         return Serve(
-            server, _fresh_name(record), outputs, own, prompt, _draw_priority(record, server, source)
+            server, _fresh_name(record), outputs, own_tokens, prompt, _draw_priority(record, server, source)
         )
     if kind is Advance:
         return _draw_advance(record, facts, server, source, profile)
@@ -226,12 +228,12 @@ def _command_weights(
         (Tick, ""): profile.tick,
     }
     for server in SERVERS:
-        own = facts.of(server)
-        room = len(own.requests) < profile.crowd and not own.in_step
+        server_facts = facts.of(server)
+        room = len(server_facts.requests) < profile.crowd and not server_facts.in_step
         weights[Advance, server] = weight_if(server not in facts.idle, 10 if server == DECODE else 8)
         weights[Serve, server] = weight_if(room, profile.own)
         weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
-        has_mail = any(each.to == server for each in facts.messages)
+        has_mail = any(message.to == server for message in facts.messages)
         weights[Deliver, server] = weight_if(has_mail, network + 1)
         weights[Write, server] = weight_if(record.config.push, 6)
         if record.config.of(server).host_chunks:
@@ -249,9 +251,9 @@ def _forwardable_answers(record: PairRecord, facts: PairFacts, profile: PairProf
     if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
         return []
     if record.config.push:
-        asked = [name for name in facts.prefill.requests if name in record.asked]
-        return [name for name in asked if not facts.readers_of(name)]
-    known = [each.request for each in facts.promises if each.request not in record.dropped]
+        asking_requests = [name for name in facts.prefill.requests if name in record.asked]
+        return [name for name in asking_requests if not facts.readers_of(name)]
+    known = [promise.request for promise in facts.promises if promise.request not in record.dropped]
     most = 2 if record.config.shared else 1
     return [name for name in known if len(facts.readers_of(name)) < most]
 
@@ -285,11 +287,11 @@ def _draw_prompt(record: PairRecord, source: Choices, profile: PairProfile) -> t
     length = 1 + source.upto(max(0, min(room, room if profile.long else 4 * block) - 1))
     while profile.inside and length > 1 and not _windows_start_within_blocks(config, length):
         length -= 1
-    own = source.upto(min(length, 3)) if once_in(source, 2) else 0
-    shared = length - own
+    own_tokens = source.upto(min(length, 3)) if once_in(source, 2) else 0
+    shared = length - own_tokens
     if not shared:
-        return (), own
-    return (Piece(pick(source, profile.texts), shared),), own
+        return (), own_tokens
+    return (Piece(pick(source, profile.texts), shared),), own_tokens
 
 
 def _windows_start_within_blocks(config: PairConfig, length: int) -> bool:
@@ -327,7 +329,9 @@ def pair_finale(record: PairRecord, facts: PairFacts) -> PairCommand | None:
     if record.config.push:
         for name in SERVERS:
             # The thread of a server whose loop rests has as many turns as that of the other one.
-            turns = outcomes[Advance, name] if name in awake else max(outcomes[Write, each] for each in awake)
+            turns = outcomes[Advance, name]
+            if name not in awake:
+                turns = max(outcomes[Write, server] for server in awake)
             if outcomes[Write, name] <= turns:
                 return Write(name)
     return Advance(min(awake, key=lambda name: outcomes[Advance, name]))

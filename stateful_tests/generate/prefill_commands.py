@@ -103,8 +103,8 @@ def _draw_batch(
     if not once_in(source, 3):
         count = 1
     names = [request.name for request in runnable[:count]]
-    whole = once_in(source, 1 + profile.chunks)
-    tokens = WHOLE if whole else page * (1 + source.upto(3))
+    in_one_batch = once_in(source, 1 + profile.chunks)
+    tokens = WHOLE if in_one_batch else page * (1 + source.upto(3))
     return Extend((*(Chunk(name, WHOLE) for name in names[:-1]), Chunk(names[-1], tokens)))
 
 

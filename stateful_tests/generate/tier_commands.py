@@ -159,7 +159,7 @@ def _draw_command(
             return Prefetch(pick(source, absent), _draw_stored_prompt(users, source))
         case "thread":
             threads = _runnable_threads(facts)
-            reading = [each for each in threads if each is not Backup]
+            reading = [thread for thread in threads if thread is not Backup]
             thread = pick(source, reading if reading and not once_in(source, 4) else threads)
             less = once_in(source, profile.short // (2 if thread is Fetch else 1))
             return thread(source.upto(3) if less else ALL)
@@ -345,10 +345,10 @@ def _with_other_text(users: TierUsers, prompt: Prompt, tokens: int, source: Choi
 
 def _node_prompt(node: TierNode, facts: TierFacts) -> Prompt:
     """Return the prompt that ends where a node does."""
-    nodes = {each.node: each for each in facts.nodes}
+    nodes = {node.node: node for node in facts.nodes}
     stamps: list[int] = []
-    for each in path(node.node, nodes):
-        stamps = [*each.stamps, *stamps]
+    for ancestor in path(node.node, nodes):
+        stamps = [*ancestor.stamps, *stamps]
     texts = [shared_text(serial_of(stamp)) for stamp in stamps]
     return tuple(Piece(text, len([*run])) for text, run in groupby(texts))
 

@@ -144,8 +144,8 @@ class _Reader:
         if self.has_swa:
             pools["swa"] = Pool(geometry.swa_pages, view.free_swa, self.swa)
         sessions = {
-            name: SessionFacts(shown.history, shown.closing, shown.cursors)
-            for name, shown in view.sessions.items()
+            name: SessionFacts(session_view.history, session_view.closing, session_view.cursors)
+            for name, session_view in view.sessions.items()
         }
         requests = {
             name: RequestFacts(shown.session, shown.origin, shown.text, shown.cursors)
@@ -301,10 +301,10 @@ class _Reader:
         are not one page in order go to `torn`; a page whose first slot is 0 has no owner."""
         page_size = self.page_size
         first_page = -(-start // page_size)
-        own = slots[first_page * page_size :]
-        heads = own[::page_size]
+        own_slots = slots[first_page * page_size :]
+        heads = own_slots[::page_size]
         # Nearly every sequence is made of whole pages in order: the loop below is for the others.
-        if all(heads) and _in_order(own, heads, page_size):
+        if all(heads) and _in_order(own_slots, heads, page_size):
             pages = heads if page_size == 1 else [head // page_size for head in heads]
             return [*map(_OWNED, zip(repeat(name), count(first_page), pages))]
         owned = []

@@ -62,7 +62,7 @@ class AnyLockstep(ABC):
 
     @staticmethod
     @abstractmethod
-    def lacking(can: Capabilities, config: Any, commands: Sequence[Any]) -> str:
+    def unsupported(can: Capabilities, config: Any, commands: Sequence[Any]) -> str:
         """Say what a system of this kind lacks for a run with these sizes and commands, such as "has no
         SWA pool"; "" where it lacks nothing."""
 
@@ -72,7 +72,7 @@ class AnyLockstep(ABC):
         """Return the names of the presets for a system of this kind."""
 
     @staticmethod
-    def suitable(config: Any) -> str:
+    def suitable_option(config: Any) -> str:
         """Return an option that names a system of this kind for these sizes."""
         del config
         return "--impl module:factory"
@@ -105,12 +105,12 @@ class AnyLockstep(ABC):
             with failing_as(RESET):
                 self.system.reset(config)
             with failing_as(FIRST_VIEW):
-                self._look()
+                self._read_facts()
         except SystemFailed as error:
             self._unstarted = Broken(str(error))
 
     @abstractmethod
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         """Read the system's facts."""
 
     def _begin(self) -> None:
@@ -125,7 +125,7 @@ class AnyLockstep(ABC):
             outcome = self._unstarted or checked_outcome(self.system.apply(command))
             if not isinstance(outcome, Broken):
                 with failing_as(VIEW):
-                    self._look()
+                    self._read_facts()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
             raise
         except (Exception, SystemExit) as error:
@@ -143,7 +143,7 @@ class AnyLockstep(ABC):
         before = self.facts
         if self._unstarted is None:
             with suppress(Exception, SystemExit):
-                self._look()
+                self._read_facts()
         step = step_after()
         failures = broken_off(step, self.waived) if self.facts != before else []
         if not failures:

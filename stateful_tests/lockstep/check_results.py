@@ -171,9 +171,9 @@ def tally_up(
 def add_tallies(totals: dict[str, Tally], more: dict[str, Tally]) -> None:
     """Add the counts in `more` to those in `totals`."""
     for clause, tally in more.items():
-        mine = totals.setdefault(clause, Tally())
-        mine.evaluated += tally.evaluated
-        mine.reached += tally.reached
+        total = totals.setdefault(clause, Tally())
+        total.evaluated += tally.evaluated
+        total.reached += tally.reached
 
 
 @dataclass(slots=True)
@@ -349,8 +349,8 @@ class CheckResult:
         reasons = []
         for clauses, where in early.items():
             more = f" and {len(where) - _NAMED} more" if len(where) > _NAMED else ""
-            named = ", ".join([*where][:_NAMED])
+            places = ", ".join([*where][:_NAMED])
             reasons.append(
-                f"runs end in the first {SHORTEST} commands, by {clauses}: {named}{more}"
+                f"runs end in the first {SHORTEST} commands, by {clauses}: {places}{more}"
             )
         return reasons

@@ -61,9 +61,9 @@ def check_fits(
     kind = kind_of_config(geometry)
     run = lockstep_of(kind)
     if can.system_kind is not kind:
-        needs = f": the trace needs {kind.noun}, such as {run.suitable(geometry)}"
+        needs = f": the trace needs {kind.noun}, such as {run.suitable_option(geometry)}"
         raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
-    if lacks := run.lacking(can, geometry, commands):
+    if lacks := run.unsupported(can, geometry, commands):
         raise UnusableImplementation(f"{system.name} {lacks}")
 
 

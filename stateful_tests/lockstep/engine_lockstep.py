@@ -11,7 +11,7 @@ from impl.engines import engine
 from impl.process.failures import SystemFailed
 from impl.process.remote_system import StrangerSystem, WorkerSystem
 from impl.process.wire import copied_view
-from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, failed_clauses, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.tiers.commands import ResetCache
 from reference.blocks.config import EngineConfig
@@ -59,7 +59,7 @@ class EngineLockstep(AnyLockstep):
         self._start(config)
 
     @staticmethod
-    def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
+    def unsupported(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
         """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector, images,
         rings, swaps or forks. "" if it can."""
         if config.recurrent and not can.recurrent:
@@ -85,11 +85,11 @@ class EngineLockstep(AnyLockstep):
             for name, config in ENGINE_PRESETS.items()
             if (config.connects, config.encodes) == (can.connects, can.encodes)
             and (can.drafter or config.draft_group is None)
-            and not EngineLockstep.lacking(can, config, ())
+            and not EngineLockstep.unsupported(can, config, ())
         )
 
     @staticmethod
-    def suitable(config: EngineConfig) -> str:
+    def suitable_option(config: EngineConfig) -> str:
         return f"--impl {engine('vllm').newest('offload' if config.connects else '')}"
 
     @property
@@ -142,10 +142,10 @@ class EngineLockstep(AnyLockstep):
             kv_sources=tuple(texts.sources),
             reason=outcome.reason if isinstance(outcome, Refused) else None,
         )
-        self._judge(step, broken(step, self.waived), self.clauses.values())
+        self._judge(step, failed_clauses(step, self.waived), self.clauses.values())
         return self._count(outcome)
 
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         facts: BlockFacts = self.system.view()
         if not isinstance(self.system, WorkerSystem):
             facts = copied_view(self._can.system_kind, facts)
@@ -176,10 +176,10 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
     for where, rows in tables:
         if len(rows) != groups:
             return f"view().{where}: {len(rows)} in tables, for {groups} groups"
-    named = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
-    named += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
-    named += [("published", [published.block for published in facts.published])]
-    for where, numbers in named:
+    block_lists = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
+    block_lists += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
+    block_lists += [("published", [published.block for published in facts.published])]
+    for where, numbers in block_lists:
         if outside := [block for block in numbers if not 0 <= block < blocks]:
             return f"view().{where}: block {outside[0]}, where refs has {blocks}"
     for block, (group, slots) in enumerate(facts.memory):
@@ -188,9 +188,9 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
         size = config.groups[group].block_size
         if group >= 0 and not config.groups[group].state and len(slots) != size:
             return f"view().memory[{block}]: {len(slots)} stamps, where a block of group {group} has {size}"
-    for each in facts.published:
-        if not 0 <= each.group < groups:
-            return f"view().published: group {each.group}, where there are {groups}"
+    for entry in facts.published:
+        if not 0 <= entry.group < groups:
+            return f"view().published: group {entry.group}, where there are {groups}"
     return ""
 
 
@@ -215,8 +215,9 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
             lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
     was_named = {p.block for p in before.published}
-    named = {p.block for p in now.published}
-    for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
+    published_blocks = {p.block for p in now.published}
+    changes = {"published": published_blocks - was_named, "forgotten": was_named - published_blocks}
+    for word, blocks in changes.items():
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
     return [*lines, *_encoder_changes(before, now), *_transfer_changes(before, now)]

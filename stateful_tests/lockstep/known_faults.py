@@ -209,9 +209,9 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
         if fault.engine != engine or not _is_of(fault, ways) or not fault.is_in(release):
             continue
         apart = APART & ways
-        shown = [path for path in fault.traces if apart <= {*ways_of(path)} <= ways]
-        if shown:
-            yield msgspec.structs.replace(fault, traces=tuple(shown))
+        traces = [path for path in fault.traces if apart <= {*ways_of(path)} <= ways]
+        if traces:
+            yield msgspec.structs.replace(fault, traces=tuple(traces))
 
 
 def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:

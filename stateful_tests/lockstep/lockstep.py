@@ -15,7 +15,7 @@ from impl.engines import engine
 from impl.process.failures import SystemFailed
 from impl.process.wire import copied_view
 from reference import model
-from reference.clauses import CLAUSES, Clause, about, broken, broken_off
+from reference.clauses import CLAUSES, Clause, about, failed_clauses, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.lock_facts import Locks
 from reference.clauses.step import Step
@@ -91,7 +91,7 @@ class Lockstep(AnyLockstep):
         self._start(geometry)
 
     @staticmethod
-    def lacking(can: Capabilities, config: Geometry, commands: Sequence[Command]) -> str:
+    def unsupported(can: Capabilities, config: Geometry, commands: Sequence[Command]) -> str:
         """Say what the system lacks among pools, trees, states and kinds of commands."""
         kinds = {type(c).__name__ for c in commands}
         tracked = " that is tracked inside a text" if config.tracks else ""
@@ -110,7 +110,7 @@ class Lockstep(AnyLockstep):
                 not can.mixed_decode and "Decode" in kinds and kinds & {"SpecDecode", "Launch"}
             ),
         }
-        return next((words for words, lacking in lacks.items() if lacking), "")
+        return next((words for words, unsupported in lacks.items() if unsupported), "")
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Lockstep(AnyLockstep):
         return tuple(name for name, sizes in PRESETS.items() if can.keeps_states(sizes))
 
     @staticmethod
-    def suitable(config: Geometry) -> str:
+    def suitable_option(config: Geometry) -> str:
         del config
         return f"--impl torch or --impl {engine('sglang').newest('')}"
 
@@ -169,7 +169,7 @@ class Lockstep(AnyLockstep):
             if step.after.tree is not None:
                 self._locks = step.locks
             comparable = type(step.expected) is type(step.outcome)
-            self._judge(step, broken(step, self.waived), about(step), comparable=comparable)
+            self._judge(step, failed_clauses(step, self.waived), about(step), comparable=comparable)
         if self._alone is not None:
             self._check_alone(self._alone, step)
         return self._count(agreed.expected)
@@ -191,7 +191,7 @@ class Lockstep(AnyLockstep):
             violation = violation_of([(clause, failure)], self.steps - 1)
             self.violation = replace(violation, first_violation=self.first_violation)
 
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         """Read the system's view. An unchanged view has the same facts."""
         view = self.system.view()
         if not self._can.new_views:
@@ -253,7 +253,7 @@ def _freed_range(
     name: str, pool: str, pages_before: range, pages: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
     """Return the range of positions by which `pages_before` and `pages` differ, if pages were freed."""
-    gone = [p for p in pages_before if p not in pages]
-    if not gone:
+    freed_pages = [p for p in pages_before if p not in pages]
+    if not freed_pages:
         return []
-    return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]
+    return [(name, pool, freed_pages[0] * page_size, ceil_page((freed_pages[-1] + 1) * page_size, page_size))]

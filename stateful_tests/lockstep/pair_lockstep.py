@@ -14,7 +14,7 @@ from reference.pairs.clauses import (
     OF_PAIRS,
     PAIR_CLAUSES,
     PairStep,
-    broken,
+    failed_clauses,
     broken_off,
     clauses_of,
 )
@@ -54,7 +54,7 @@ class PairLockstep(AnyLockstep):
         self._start(config)
 
     @staticmethod
-    def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
+    def unsupported(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
         """Say that a pair lacks recurrent layers or host memory, or takes over the first token where the
         trace does not, or the other way round."""
         if config.recurrent and not can.recurrent:
@@ -70,11 +70,11 @@ class PairLockstep(AnyLockstep):
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
         """Return the presets of what the release has."""
-        lacking = PairLockstep.lacking
-        return tuple(name for name, config in PAIR_PRESETS.items() if not lacking(can, config, ()))
+        unsupported = PairLockstep.unsupported
+        return tuple(name for name, config in PAIR_PRESETS.items() if not unsupported(can, config, ()))
 
     @staticmethod
-    def suitable(config: PairConfig) -> str:
+    def suitable_option(config: PairConfig) -> str:
         del config
         return f"--impl {engine('vllm').newest('pair')}"
 
@@ -101,7 +101,7 @@ class PairLockstep(AnyLockstep):
             for server, side in step.sides.items():
                 of_server = clauses_of(step.config, server).values()
                 tally_up(self._tallies, of_server, side, self._reached)
-        self._judge(step, broken(step, self.waived), OF_PAIRS.values())
+        self._judge(step, failed_clauses(step, self.waived), OF_PAIRS.values())
         return self._count(outcome)
 
     def _step(
@@ -123,7 +123,7 @@ class PairLockstep(AnyLockstep):
             record=record,
         )
 
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         self.facts = self.system.view()
 
     def moment(self) -> PairMoment:

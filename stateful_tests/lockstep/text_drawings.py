@@ -34,12 +34,12 @@ def row(c: Cursors, page_size: int, window: int | None, target: int | None = Non
         )
         lines.append(f"{label:<{len(_INDENT)}}{cells}|")
     if window is not None:
-        seen = range(window_start(c.kv_committed_len, window), c.kv_committed_len)
-        lines.append("window".ljust(len(_INDENT)) + _cursor_marks({column[p]: "~" for p in seen}))
-    named = {"R": c.cache_protected_len, "E": c.swa_evicted_seqlen, "C": c.kv_committed_len}
-    named |= {"A": c.kv_allocated_len} | ({"target": target} if target is not None else {})
-    for value in sorted({*named.values()}):
-        names = ", ".join(name for name, at in named.items() if at == value)
+        window_positions = range(window_start(c.kv_committed_len, window), c.kv_committed_len)
+        lines.append("window".ljust(len(_INDENT)) + _cursor_marks({column[p]: "~" for p in window_positions}))
+    cursors = {"R": c.cache_protected_len, "E": c.swa_evicted_seqlen, "C": c.kv_committed_len}
+    cursors |= {"A": c.kv_allocated_len} | ({"target": target} if target is not None else {})
+    for value in sorted({*cursors.values()}):
+        names = ", ".join(name for name, at in cursors.items() if at == value)
         lines.append(" " * (len(_INDENT) + column[value]) + f"^ {names} {value}")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from reference.clauses import Clause
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.prefix_cache import path_text
-from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
+from reference.tiers.clauses import TIER_CLAUSES, TierStep, failed_clauses
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
 from reference.tiers.facts import METADATA, NO_SLOTS, Slots, TierFacts, TierNode
@@ -56,7 +56,7 @@ class TierLockstep(AnyLockstep):
         self._start(config)
 
     @staticmethod
-    def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
+    def unsupported(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
         """Return why the tree cannot run these sizes: it lacks a storage, the queues of a server with one
         role, or recurrent state. "" if it can."""
         lacks = {
@@ -66,17 +66,17 @@ class TierLockstep(AnyLockstep):
             "is not driven with recurrent state": config.states and not can.recurrent,
             "is not driven with states that are tracked": config.tracks and not can.tracks,
         }
-        return next((words for words, lacking in lacks.items() if lacking), "")
+        return next((words for words, unsupported in lacks.items() if unsupported), "")
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
         """Return the names of the presets that the tree can be built with."""
         return tuple(
-            name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
+            name for name, sizes in TIER_PRESETS.items() if not TierLockstep.unsupported(can, sizes, ())
         )
 
     @staticmethod
-    def suitable(config: TierConfig) -> str:
+    def suitable_option(config: TierConfig) -> str:
         del config
         return f"--impl {engine('sglang').newest('hicache')}"
 
@@ -104,7 +104,7 @@ class TierLockstep(AnyLockstep):
                 command, self.facts, self.users.greeted, self.users.arrived
             )
         self.step.admission_attempt = self.users.waits.follow(command, outcome, before, self.facts)
-        self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
+        self._judge(self.step, failed_clauses(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
@@ -120,7 +120,7 @@ class TierLockstep(AnyLockstep):
             waiting=waiting,
         )
 
-    def _look(self) -> None:
+    def _read_facts(self) -> None:
         self.facts = self.system.view()
 
     def moment(self) -> TierMoment:
@@ -145,7 +145,7 @@ class TierLockstep(AnyLockstep):
 def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
     """Return the clauses that fail after a command that was not completed. Locks, marks and slots may be
     inconsistent then, so only the KV is checked."""
-    return broken(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
+    return failed_clauses(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
 
 
 def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _node_state(node: TierNode) -> str:
 
 
 def _slot_lists(tier: str, slots: Slots) -> list[str]:
-    return [f"{tier} {pool} {_range_text(own)}" for pool, own in slots.items() if own]
+    return [f"{tier} {pool} {_range_text(pool_slots)}" for pool, pool_slots in slots.items() if pool_slots]
 
 
 def _range_text(slots: tuple[int, ...]) -> str:

@@ -83,9 +83,9 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
     cursors = request.cursors
     length = request_facts.cursors.cache_protected_len
     computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
-    whole = length % tree.page_size == 0
+    ends_a_page = length % tree.page_size == 0
     taken = before.cursors.cache_protected_len <= length <= computed
-    if whole and taken:
+    if ends_a_page and taken:
         key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
         state = state._replace(tree=_lock_at(tree, was, request.holder, key))
         cursors = cursors._replace(cache_protected_len=length)

@@ -44,10 +44,10 @@ def _node_changes(was: Placed, now: Placed) -> list[str]:
 def _lock_changes(was: Tree, now: Tree) -> list[str]:
     """Describe locks that were removed, then new ones and those on another path."""
     old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was, now))
-    gone = sorted(old.keys() - new.keys())
+    unlocked = sorted(old.keys() - new.keys())
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
     return [
-        *(f"{name} unlocks {text_drawings.span(0, len(old[name].key))}" for name in gone),
+        *(f"{name} unlocks {text_drawings.span(0, len(old[name].key))}" for name in unlocked),
         *(f"{k.holder} {text_drawings.lock(now, k)}" for k in sorted(taken)),
     ]
 
@@ -69,7 +69,7 @@ def _was_inside_node(tree: Tree, path: Key) -> bool:
 def _draw_node(placed: Placed, tree: Tree) -> str:
     dead = tree.window is not None and not placed.node.live
     state = ", with a state" if placed.node.state_used else ""
-    shown = text_drawings.node(
+    node_text = text_drawings.node(
         (placed.start, placed.end), path_text(placed.path), False if dead else None
     )
-    return f"{shown}{state}"
+    return f"{node_text}{state}"

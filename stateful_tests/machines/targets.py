@@ -10,7 +10,7 @@ from typing import NamedTuple
 from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
-from stateful_tests.check.known_faults.masks import Standing, beside
+from stateful_tests.check.known_faults.masks import Standing, compare_with_base
 from stateful_tests.check.check_plans import fit_sizes
 from stateful_tests.lockstep.run_results import Trace, Violation
 
@@ -55,15 +55,17 @@ class MachineTarget:
 
     def close(self) -> None:
         """Give back what the system and the base hold; the next run makes another system."""
-        for made in (self.__dict__.pop("system", None), self.base):
-            if made is not None:
-                made.close()
+        for made_system in (self.__dict__.pop("system", None), self.base):
+            if made_system is not None:
+                made_system.close()
         self.base = None
 
     def is_new(self, trace: Trace, violation: Violation) -> bool:
         """Return whether the base does not show this violation at the end of this trace."""
-        asked = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
-        return any(each.stands is not Standing.KNOWN for each in asked)
+        return any(
+            compare_with_base(self.base, (), trace, violation, clause).stands is not Standing.KNOWN
+            for clause in violation.clauses
+        )
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:

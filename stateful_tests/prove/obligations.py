@@ -81,10 +81,10 @@ def select_obligations(names: Iterable[str]) -> list[Obligation]:
     all of them for no name. Raises KeyError for a name that selects none."""
     selected: dict[str, Obligation] = {}
     for name in names:
-        matching = {key: one for key, one in OBLIGATIONS.items() if name in (key, *key.split("/"))}
-        if not matching:
+        keys = [key for key in OBLIGATIONS if name in (key, *key.split("/"))]
+        if not keys:
             raise KeyError(name)
-        selected |= matching
+        selected |= {key: OBLIGATIONS[key] for key in keys}
     return list((selected or OBLIGATIONS).values())
 
 

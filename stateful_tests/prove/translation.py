@@ -118,8 +118,8 @@ class Translation:
                 case ast.Return(ast.expr() as value):
                     return self._value(value, names)
                 case ast.If(test, body, []):
-                    rest = self._body(statements[index + 1 :], dict(names))
-                    return _if_then_else(self._value(test, names), self._body(body, dict(names)), rest)
+                    rest_value = self._body(statements[index + 1 :], dict(names))
+                    return _if_then_else(self._value(test, names), self._body(body, dict(names)), rest_value)
                 case _:
                     raise NotTranslated(ast.unparse(statement))
         raise NotTranslated("a function that ends without a return")
@@ -194,8 +194,8 @@ class Translation:
         if key not in self._quotients:
             quotient = z3.Int(f"quotient{len(self._quotients)}")
             self._quotients[key] = quotient, by
-            whole = quotient * by
-            self.facts.append(z3.Implies(by > 0, z3.And(whole <= value, value < whole + by)))
+            product = quotient * by
+            self.facts.append(z3.Implies(by > 0, z3.And(product <= value, value < product + by)))
         return self._quotients[key][0]
 
 

@@ -34,8 +34,8 @@ def violation_of_clause(system: AnySystem, trace: Trace, clause: str) -> tuple[s
         lockstep, _ = drive_through(system, replace(trace, clause=clause))
     except UnusableImplementation:
         return None
-    seen = lockstep.violation or lockstep.first_violation
-    return seen.clauses if seen is not None else ()
+    violation = lockstep.violation or lockstep.first_violation
+    return violation.clauses if violation is not None else ()
 
 
 def minimise(
@@ -78,10 +78,10 @@ def _minimise(
 
 def _failure_kind(system: AnySystem, trace: Trace) -> str | None:
     """Return how the system breaks in this trace: a smaller trace must break alike."""
-    seen = replay(system, trace).violation
-    if seen is None or "BROKEN" not in seen.clauses:
+    violation = replay(system, trace).violation
+    if violation is None or "BROKEN" not in violation.clauses:
         return None
-    return kind_of_failure(seen.failure_of("BROKEN").observed)
+    return kind_of_failure(violation.failure_of("BROKEN").observed)
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
@@ -381,11 +381,13 @@ def failing_prefix(
         lockstep, commands = drive_through(system, replace(trace, clause=clause), patient=patient)
     except UnusableImplementation:
         return None
-    if (seen := lockstep.violation) is None:
+    if (violation := lockstep.violation) is None:
         return None
     commands = commands[: lockstep.steps]
-    if clause not in seen.clauses or kind not in (None, kind_of_failure(seen.failure_of(clause).observed)):
+    if clause not in violation.clauses:
         return None
-    if allowed is not None and not allowed(replace(trace, commands=commands), seen):
+    if kind not in (None, kind_of_failure(violation.failure_of(clause).observed)):
+        return None
+    if allowed is not None and not allowed(replace(trace, commands=commands), violation):
         return None
     return commands

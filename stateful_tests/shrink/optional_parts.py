@@ -68,7 +68,7 @@ def _no_namespaces(trace: Trace) -> Iterator[Trace]:
     """Remove each setting; namespaces are one of them."""
     settings = trace.sizes(Geometry).settings
     for name in ("namespaces", *(name for name, _ in settings)):
-        yield _with_config(trace, settings=tuple(each for each in settings if each[0] != name))
+        yield _with_config(trace, settings=tuple(setting for setting in settings if setting[0] != name))
 
 
 def _no_recurrent_groups(trace: Trace) -> Iterator[Trace]:

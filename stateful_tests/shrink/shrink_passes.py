@@ -156,11 +156,11 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
                     break
         if isinstance(command, Retract) and command.in_flight == 0:
             again = Admit(command.request), Extend((Chunk(command.request, 1),))
-            rest = list(commands[i + 1 :])
-            if {*again} <= {*rest}:
+            later_commands = list(commands[i + 1 :])
+            if {*again} <= {*later_commands}:
                 for gone in again:
-                    rest.remove(gone)
-                yield (*commands[:i], Decode((command.request,)), *rest)
+                    later_commands.remove(gone)
+                yield (*commands[:i], Decode((command.request,)), *later_commands)
 
 
 def _turns_merged(commands: Commands) -> Iterator[Commands]:
@@ -170,8 +170,8 @@ def _turns_merged(commands: Commands) -> Iterator[Commands]:
         after = [c for c in commands[i + 1 :] if isinstance(c, Submit) and c.session is not None]
         if isinstance(finish, Finish) and after:
             names = {after[0].request: finish.request}
-            rest = (with_names(c, names) for c in commands[i + 1 :] if c is not after[0])
-            yield (*commands[:i], Retract(finish.request), *rest)
+            later_commands = (with_names(c, names) for c in commands[i + 1 :] if c is not after[0])
+            yield (*commands[:i], Retract(finish.request), *later_commands)
 
 
 def _turns_fused(commands: Commands) -> Iterator[Commands]:
@@ -183,21 +183,21 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         if not submits or submits[-1].session is None:
             continue
         first_submit = submits[-1]
-        rest = commands[i + 1 :]
+        later_commands = commands[i + 1 :]
         after = next(
-            (c for c in rest if isinstance(c, Submit) and c.session == first_submit.session), None
+            (c for c in later_commands if isinstance(c, Submit) and c.session == first_submit.session), None
         )
         if after is None:
             continue
         tokens = first_submit.tokens + finish.finished_len + after.tokens
         extend = next(
-            (c for c in rest if isinstance(c, Extend) and after.request in names_in(c)), None
+            (c for c in later_commands if isinstance(c, Extend) and after.request in names_in(c)), None
         )
-        whole = Extend((Chunk(after.request, tokens),))
+        merged_extend = Extend((Chunk(after.request, tokens),))
         yield (
             *(c for c in commands[:i] if finish.request not in names_in(c)),
             replace(after, tokens=tokens),
-            *(whole if c is extend else c for c in rest if c is not after),
+            *(merged_extend if c is extend else c for c in later_commands if c is not after),
         )
 
 
@@ -287,11 +287,11 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
 def _plainer_sources(commands: Commands) -> Iterator[Commands]:
     """Yield lists without an adapter or salt, for all requests that have the same one, or for one."""
     for field in SOURCE_FIELDS:
-        named = [i for i, c in enumerate(commands) if getattr(c, field, "") and isinstance(c, Add)]
-        names = sorted({getattr(commands[i], field) for i in named})
+        add_indexes = [i for i, c in enumerate(commands) if getattr(c, field, "") and isinstance(c, Add)]
+        names = sorted({getattr(commands[i], field) for i in add_indexes})
         for those in (
-            *([i for i in named if getattr(commands[i], field) == name] for name in names),
-            *([i] for i in named),
+            *([i for i in add_indexes if getattr(commands[i], field) == name] for name in names),
+            *([i] for i in add_indexes),
         ):
             plainer = list(commands)
             for i in those:

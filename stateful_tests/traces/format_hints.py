@@ -18,7 +18,7 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
     struct = _struct_type(_type_at(kind, data, path))
     if struct is None:
         return "unknown field"
-    names = [each.encode_name for each in struct.fields]
+    names = [field.encode_name for field in struct.fields]
     if struct.tag_field is not None:
         names.insert(0, struct.tag_field)
     of_tag = f" of {struct.tag}" if struct.tag is not None else ""
@@ -31,7 +31,7 @@ def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
     if commands := _command_names(kind_at_path, field):
         return f"is missing; the commands: {', '.join(commands)}"
     struct = _struct_type(kind_at_path)
-    known = {each.encode_name: each.type for each in struct.fields} if struct is not None else {}
+    known = {field.encode_name: field.type for field in struct.fields} if struct is not None else {}
     wanted = " or ".join(dict.fromkeys(_value_names(known[field]))) if field in known else ""
     return f"is missing: {wanted}" if wanted else "is missing"
 
@@ -57,7 +57,7 @@ def _command_names(kind: types.Type | None, field: str) -> list[str]:
 
 def _suggestion(name: str, names: list[Any]) -> str:
     """Return the nearest name as the end of a message; "" where none is near."""
-    close = get_close_matches(name, [str(each) for each in names], 1)
+    close = get_close_matches(name, [str(known_name) for known_name in names], 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -230,12 +230,12 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
 }  # fmt: skip
 # The commands of each kind of system by their names.
 COMMANDS_OF: dict[str, dict[str, type]] = {
-    kind.name: {kind_name(each): each for each in kind.commands} for kind in KINDS.values()
+    kind.name: {kind_name(command): command for command in kind.commands} for kind in KINDS.values()
 }
 NOTATION = {
-    each: _IN_OTHER_WORDS.get(each) or _plain(each)
+    command: _IN_OTHER_WORDS.get(command) or _plain(command)
     for named in COMMANDS_OF.values()
-    for each in named.values()
+    for command in named.values()
 }
 USAGES = {
     name: name + "".join(part.usage for part in NOTATION[kind])
@@ -289,7 +289,7 @@ def format_outcome(outcome: Outcome) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    named = ("kv_committed_len", "swa_evicted_seqlen", "kv_allocated_len")
-    chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
+    fields = ("kv_committed_len", "swa_evicted_seqlen", "kv_allocated_len")
+    chosen = [f"{n} {getattr(choice, n)}" for n in fields if getattr(choice, n) is not None]
     when = " after the forward pass" if choice.after else ""
     return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"

@@ -100,7 +100,7 @@ def _nearest_names(name: str, names: Iterable[str]) -> list[str]:
     if close := get_close_matches(name, names, 2):
         return close
     words = {*re.split(r"[^a-z]+", name)} - {"a", "an", "the", "of", "is", ""}
-    shared = {each: len(words & {*each.split("_")}) for each in names}
+    shared = {known_name: len(words & {*known_name.split("_")}) for known_name in names}
     best = max(shared.values(), default=0)
     return sorted((each for each, count in shared.items() if count == best > 0), key=len)[:3]
 
@@ -235,8 +235,8 @@ def _explain_message(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     if "matching regex" in reason and path.endswith(".prompt"):
         return path, "must be texts (a to z), images (A to Z) and their lengths, such as a8b4"
     if "matching regex" in reason:
-        named = path.endswith((".session", ".request", ".holder"))
-        name = "; a name has A-Z a-z 0-9 _ . - alone" if named else ""
+        is_name = path.endswith((".session", ".request", ".holder"))
+        name = "; a name has A-Z a-z 0-9 _ . - alone" if is_name else ""
         return path, f"contains a character that is not allowed here{name}"
     return path, reason[:1].lower() + reason[1:].replace("`", "")
 
@@ -379,11 +379,11 @@ def schema() -> dict[str, Any]:
     }
     files = [form.struct for form in FORMATS.values()]
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
-    made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
-    made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks
+    document: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
+    document["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks
     for name in ("Mode", "Reason"):  # explained where they are defined, in words that may change
-        made["$defs"][name].pop("description", None)
-    return head | made
+        document["$defs"][name].pop("description", None)
+    return head | document
 
 
 def schema_text() -> str:

@@ -264,7 +264,7 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
     name = _FAULT_OF_NOTE.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
-    abort_fails = any(each.what == "abort" and each.side == DECODE and each.fails for each in choices)
+    abort_fails = any(choice.what == "abort" and choice.side == DECODE and choice.fails for choice in choices)
     if config.host_backup and config.decode_tree and not config.decode_hicache:
         if key.startswith(("PD-2 D", "PD-4", "PRO-1")):  # all these wait for the room that it keeps
             name = "retraction-pool-locks-the-tree"
@@ -333,18 +333,18 @@ def uncomputed_positions(header: WatchHeader, e: Released) -> Iterator[tuple[str
         yield from ((e.session, index) for index in range(e.before[0], e.after[0]))
 
 
-def are_row_cursors(logged: Cursors, mine: Cursors) -> bool:
+def are_row_cursors(logged: Cursors, expected: Cursors) -> bool:
     """Return whether the server's cursors are possible for a row, so that the reference can go on with
     them.
 
     logged: cursors of the server.
-    mine: cursors that the reference expects.
+    expected: cursors that the reference expects.
     """
     committed, allocated, evicted, protected = logged
     return (
         0 <= protected <= committed <= allocated
         and evicted <= allocated
-        and allocated <= mine.kv_allocated_len + MAX_OFF
+        and allocated <= expected.kv_allocated_len + MAX_OFF
     )
 
 

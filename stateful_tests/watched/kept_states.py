@@ -70,9 +70,9 @@ class KeptStates:
         if e.states is None:
             return
         for name, (slot, length) in e.states.tracked.items():
-            own = e.states.held[name][1:]
-            if slot not in own:
-                expected = f"{name} keeps its last state for the tree in one of its slots {own}"
+            tracked_slots = e.states.held[name][1:]
+            if slot not in tracked_slots:
+                expected = f"{name} keeps its last state for the tree in one of its slots {tracked_slots}"
                 yield Verdict("STA-8", expected, f"in slot {slot}"), None
             if self.header.speculative and name in sessions:
                 continue

@@ -178,7 +178,7 @@ class LogFollower:
         result = self.result
         result.skipped[missing] += 1
         since = result.mismatches[self.step.judged :]
-        result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
+        result.mismatches[self.step.judged :] = [mismatch for mismatch in since if mismatch.known is not None]
         self.follows = False
         self.skipping = AFTER_A_GAP
 
@@ -222,10 +222,11 @@ class LogFollower:
     def check_unmoved(self, name: str, logged: Cursors) -> None:
         """Compare cursors that nothing has moved. Raises Diverged."""
         self.result.compared += 1
-        mine = self.request(name).cursors
-        if mine is not None and mine != logged:
-            divergence = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(logged)}")
-            if not deviations.are_row_cursors(logged, mine):
+        cursors = self.request(name).cursors
+        if cursors is not None and cursors != logged:
+            expected = f"{name}: {cursors_text(cursors)}"
+            divergence = Diverged("LEN-4", expected, f"shows {cursors_text(logged)}")
+            if not deviations.are_row_cursors(logged, cursors):
                 raise divergence
             self.report(divergence)
             self.set_cursors(name, logged)

@@ -19,7 +19,7 @@ def situation(follower: LogFollower) -> str:
     if not follower.follows or last is None:
         return ""
     requests = {r.name: r for r in follower.state.requests}
-    looked_at = [name for name, seen in follower.requests.items() if seen.matched is not None]
+    looked_at = [name for name, request_seen in follower.requests.items() if request_seen.matched is not None]
     parts = []
     if looked_at:
         parts.append(f"admission looked at {_texts(requests, looked_at)}")

@@ -78,9 +78,9 @@ def verdict(
     cursors = {r.name: r.cursors for r in now.requests} | {
         f"slot of {s.name}": s.slot for s in now.sessions
     }
-    seen = shown.requests | {f"slot of {name}": slot for name, slot in shown.slots.items()}
-    name = next(name for name, got in seen.items() if cursors.get(name) != got)
-    return Verdict("REF-1", f"{name}: {cursors_text(cursors.get(name))}", cursors_text(seen[name]))
+    shown_cursors = shown.requests | {f"slot of {name}": slot for name, slot in shown.slots.items()}
+    name = next(name for name, got in shown_cursors.items() if cursors.get(name) != got)
+    return Verdict("REF-1", f"{name}: {cursors_text(cursors.get(name))}", cursors_text(shown_cursors[name]))
 
 
 def _facts(state: State, shown: Shown) -> Facts:
@@ -129,7 +129,8 @@ class TextJudge:
         self.inputs[request] = ids
         had = self.history.get(session or "", [])
         if ids[: len(had)] != had:
-            position = next((n for n, (one, two) in enumerate(zip(ids, had)) if one != two), len(ids))
+            pairs = enumerate(zip(ids, had))
+            position = next((n for n, (token, before) in pairs if token != before), len(ids))
             yield Verdict(
                 "SES-1", f"the history of {session}", f"another token at position {position} of it"
             )
@@ -254,6 +255,6 @@ class PageJudge:
         )  # fmt: skip
 
     def _states(self, shown: ShownStates) -> StatesView:
-        own = {name: slots[0] for name, slots in shown.held.items()}
+        own_slots = {name: slots[0] for name, slots in shown.held.items()}
         more = {name: slots[1:] for name, slots in shown.held.items()}
-        return StatesView(shown.free, (), {}, own, {}, more)
+        return StatesView(shown.free, (), {}, own_slots, {}, more)

@@ -16,8 +16,8 @@ class GroupedCommand(click.Command):
     groups: heading -> names of options, in the order of the page. The last one also has what none names.
     """
 
-    def __init__(self, *given: Any, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.groups = groups
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -27,9 +27,9 @@ class GroupedCommand(click.Command):
             for parameter in self.get_params(context)
             if (record := parameter.get_help_record(context)) is not None
         }
-        named = {name for names in self.groups.values() for name in names}
-        assert named <= records.keys(), named - records.keys()
-        others = [record for name, record in records.items() if name not in named]
+        grouped_names = {name for names in self.groups.values() for name in names}
+        assert grouped_names <= records.keys(), grouped_names - records.keys()
+        others = [record for name, record in records.items() if name not in grouped_names]
         *_, last = self.groups
         for heading, names in self.groups.items():
             rows = [records[name] for name in names] + (others if heading == last else [])
@@ -43,15 +43,15 @@ class GroupedCommands(click.Group):
     groups: heading -> names of commands, in the order of the page.
     """
 
-    def __init__(self, *given: Any, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.groups = groups
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups, each under its heading. Names stand in columns of one width."""
-        named = {name for names in self.groups.values() for name in names}
-        assert named == {*self.commands}, named ^ {*self.commands}
-        width = max(map(len, named))
+        grouped_names = {name for names in self.groups.values() for name in names}
+        assert grouped_names == {*self.commands}, grouped_names ^ {*self.commands}
+        width = max(map(len, grouped_names))
         limit = formatter.width - width - 6
         for heading, names in self.groups.items():
             rows = [

@@ -35,8 +35,8 @@ def _mentions(row: Data, word: str) -> bool:
 def _as_spelled(name: str, known_names: Iterable[str]) -> str:
     """Return a name as it is written, where only capitals and hyphens differ: free-1 and free1 are
     FREE-1."""
-    like = [each for each in known_names if _without_hyphens(each) == _without_hyphens(name)]
-    return like[0] if len(like) == 1 else name
+    alike_names = [known for known in known_names if _without_hyphens(known) == _without_hyphens(name)]
+    return alike_names[0] if len(alike_names) == 1 else name
 
 
 def _without_hyphens(name: str) -> str:

@@ -19,8 +19,8 @@ def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add -j and --ray, for a command that takes `where`: an `executor` that knows them."""
 
     @wraps(command)
-    def run(*given: Any, jobs: int | None, ray_address: str | None, **options: Any) -> Any:
-        return command(*given, where=partial(executor, jobs, ray_address), **options)
+    def run(*arguments: Any, jobs: int | None, ray_address: str | None, **options: Any) -> Any:
+        return command(*arguments, where=partial(executor, jobs, ray_address), **options)
 
     ray = click.option(
         "--ray",
@@ -54,11 +54,11 @@ def executor(
         if jobs is not None:
             raise Unusable("--ray uses the cores of the cluster: without -j")
         with unusable("--ray ", NoCluster):
-            made: Executor = RayCluster(ray_address)
+            workers: Executor = RayCluster(ray_address)
     else:
         count = jobs or (cores() if pays else 1)
-        made = Processes(count, fork=fork) if count > 1 else SERIAL
+        workers = Processes(count, fork=fork) if count > 1 else SERIAL
     try:
-        yield made
+        yield workers
     finally:
-        made.close()
+        workers.close()

@@ -41,10 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     global chosen
-    given = {name: config.getoption(f"kvspec_{name}") for name in _OPTIONS}
-    if given["tier"] not in (None, "smoke", "pr", "nightly"):
-        raise pytest.UsageError(f"--kvspec-tier {given['tier']}: smoke, pr or nightly")
-    chosen = Options(**{name: value for name, value in given.items() if value is not None})
+    options = {name: config.getoption(f"kvspec_{name}") for name in _OPTIONS}
+    if options["tier"] not in (None, "smoke", "pr", "nightly"):
+        raise pytest.UsageError(f"--kvspec-tier {options['tier']}: smoke, pr or nightly")
+    chosen = Options(**{name: value for name, value in options.items() if value is not None})
 
 
 @pytest.hookimpl(wrapper=True)

@@ -86,7 +86,7 @@ def draw_engine(
             groups.append({"title": f"group {group}, {title}", "cells": cells})
         requests.append({
             "name": name, "hue": hues[name], "status": fact.status, "computed": fact.computed,
-            "tokens": len(fact.tokens), "sure": bearer.sure if bearer is not None else None, "ran": ran,
+            "tokens": len(fact.tokens), "sure": bearer.sure_count if bearer is not None else None, "ran": ran,
             "groups": groups,
         })  # fmt: skip
     pool = [

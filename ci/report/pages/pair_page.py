@@ -36,7 +36,7 @@ def _state(run: Run, step_index: int, was: PairMoment, now: PairMoment, hues: di
     places = violation.failure.at if violation is not None else ()
     for server in SERVERS:
         own_places = tuple(
-            each.place for each in places if isinstance(each, AtServer) and each.server == server
+            place.place for place in places if isinstance(place, AtServer) and place.server == server
         )
         before = on_server(was, server)
         after = on_server(now, server)

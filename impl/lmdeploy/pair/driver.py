@@ -249,7 +249,7 @@ class LMDeployPair:
     def _forget_transfers(self, readers: tuple[PairReader, ...]) -> None:
         """Forget ended transfers that no request waits for."""
         states = ReaderState.WAITS, ReaderState.LINGERS
-        waiting = {self._reader_sessions[each.request] for each in readers if each.state in states}
+        waiting = {self._reader_sessions[reader.request] for reader in readers if reader.state in states}
         transfers = self.servers[DECODE].migrations.transfers
         transfers[:] = [job for job in transfers if not job.over or job.session in waiting]
 

@@ -17,7 +17,10 @@ _MAX_SPINS = 100  # passes of a loop that waits for nothing: the server does not
 
 
 class Wait:
-    """A wait of a coroutine. is_over: returns whether it may go on."""
+    """A wait of a coroutine.
+
+    is_over: returns whether it may go on.
+    """
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         self.is_over = is_over

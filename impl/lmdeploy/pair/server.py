@@ -141,7 +141,7 @@ class LMDeployServer(LMDeployDriver):
             return Refused(Reason.WRONG_PHASE)
         if self.server == PREFILL and max_tokens > 1:
             return Refused(Reason.UNFAITHFUL)
-        length = len(tokens) + max_tokens + (answer is not None)
+        length = len(tokens) + max_tokens + (1 if answer is not None else 0)
         if max_tokens < 1 or not tokens or length > self._longest:
             return Refused(Reason.BAD_LENGTH)
         self.sent += 1

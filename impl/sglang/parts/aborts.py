@@ -50,9 +50,9 @@ class Aborts:
             env["AbortReq"] = Bag
             methods.append(_BETWEEN_CHUNKS)
         abort, *others = (in_uses(name, release.renamed) for name in methods)
-        own = cut(root / _FILE, frozenset({abort, *others}), env)
-        self.abort = own.pop(abort.rpartition(".")[2])
-        self._others = own  # from 0.5.20 on
+        functions = cut(root / _FILE, frozenset({abort, *others}), env)
+        self.abort = functions.pop(abort.rpartition(".")[2])
+        self._others = functions  # from 0.5.20 on
 
     def lend(self, scheduler: Any) -> None:
         """Give the stand-in what the method calls."""

@@ -54,12 +54,12 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
 
     Raises UnusableImplementation when neither has an `sglang/srt`.
     """
-    given = Path(path).expanduser()
-    for root in (given / "python", given):
+    folder = Path(path).expanduser()
+    for root in (folder / "python", folder):
         if (root / "sglang" / "srt").is_dir():
             return root.resolve()
-    reason = "has neither python/sglang/srt nor sglang/srt" if given.is_dir() else "is no folder"
-    raise UnusableImplementation(f"sglang checkout: {given} {reason}")
+    reason = "has neither python/sglang/srt nor sglang/srt" if folder.is_dir() else "is no folder"
+    raise UnusableImplementation(f"sglang checkout: {folder} {reason}")
 
 
 def unpack(wheel: Path, target: Path) -> None:

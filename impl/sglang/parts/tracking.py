@@ -46,8 +46,8 @@ def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
     others = (
         f"_maybe_collect_{what}" for what in ("routed_experts", "indexer_topk", "customized_info")
     )
-    own = {"__init__": start, "note_processed": note_processed, **dict.fromkeys(others, _nothing)}
-    return type("Tracker", (module.SchedulerBatchResultProcessor,), own)
+    members = {"__init__": start, "note_processed": note_processed, **dict.fromkeys(others, _nothing)}
+    return type("Tracker", (module.SchedulerBatchResultProcessor,), members)
 
 
 def without_pinning() -> None:

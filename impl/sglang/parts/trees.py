@@ -44,7 +44,7 @@ class ReleaseTree:
 
     # -- locks ------------------------------------------------------------------------------------
 
-    def newcomer(self, req: Any) -> None:
+    def reset_match(self, req: Any) -> None:
         """Reset the match of `req`, as an admission without one leaves it: a node at the root, whose lock
         pins nothing."""
         req.last_node = self.root
@@ -154,12 +154,12 @@ class ComponentTree(SWARadixTree):
         return super().sizes()
 
     def _node(self, node: Any, path: list[int]) -> NodeView:
-        shown = self._kv(node, path)
+        kv = self._kv(node, path)
         if self.has_states:
             state = node.component_data[self._kinds.MAMBA]
-            shown.state = None if state.value is None else int(state.value)
-            shown.state_locks = state.lock_ref
-        return shown
+            kv.state = None if state.value is None else int(state.value)
+            kv.state_locks = state.lock_ref
+        return kv
 
     def _kv(self, node: Any, path: list[int]) -> NodeView:
         full = node.component_data[self._full]
@@ -177,8 +177,8 @@ class NumberedTree(ComponentTree):
     def root(self) -> Any:
         return self.cache.root_node_handle()
 
-    def newcomer(self, req: Any) -> None:
-        super().newcomer(req)
+    def reset_match(self, req: Any) -> None:
+        super().reset_match(req)
         self.lock(req)
 
     def lock(self, req: Any) -> None:
@@ -210,7 +210,7 @@ class UnifiedTree(ReceiptTree):
         super().__init__(cache, mapping)
         self._common = importlib.import_module("sglang.srt.mem_cache.common")
 
-    def newcomer(self, req: Any) -> None:
+    def reset_match(self, req: Any) -> None:
         req.last_node = self.cache.root_node_handle()
         self.lock(req)
 
@@ -261,11 +261,11 @@ class _Rust(NumberedTree):
             full = core.get_component_device_value(node, self._full).tolist()
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in without_swa_lock else max(1, full_locks)
-            shown = NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+            node_view = NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
             if self.has_states:
                 state = core.get_component_device_value(node, self._kinds.MAMBA)
-                shown.state = None if state is None else int(state)
-            yield shown
+                node_view.state = None if state is None else int(state)
+            yield node_view
 
 
 class RustNumberedTree(_Rust, NumberedTree): ...

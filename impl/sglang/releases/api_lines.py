@@ -38,7 +38,7 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
             yield from probe.entries(f"{versions[0]} {end} {text}", line.by, line.fact)
 
 
-def every(releases: Mapping[str, type[Release0510]]) -> str:
+def all_lines(releases: Mapping[str, type[Release0510]]) -> str:
     """Return the lines of all tables, by the names of each release, as the text of a table."""
     words = [_names(kind) for kind in releases.values()]
     texts = {
@@ -91,8 +91,8 @@ def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str
         if order.index(line.since) <= release_index and (
             line.before == "..." or release_index < order.index(line.before)
         ):
-            file, _, named = line.text.format_map(words).partition(" | ")
-            for use in named.split(";"):
+            file, _, names = line.text.format_map(words).partition(" | ")
+            for use in names.split(";"):
                 yield file, ast.parse(use.strip(), mode="eval").body
 
 

@@ -42,7 +42,7 @@ _RELEASES: tuple[tuple[type[Release0510] | str, ...], ...] = (
     (v22.Release0522, v22.Release0523),
 )
 ALIKE = tuple(
-    tuple(each if isinstance(each, str) else each.version for each in alike) for alike in _RELEASES
+    tuple(one if isinstance(one, str) else one.version for one in alike) for alike in _RELEASES
 )
 TABLE: dict[str, type[Release0510]] = {}
 _last: type[Release0510] = Release0510
@@ -113,13 +113,13 @@ def detect(root: Path) -> Detected:
     others, missing = facts_of(checkout, order, near)
     missing += used_names.not_given("sglang", root, near, renamed=TABLE[taken].renamed)
     reason = _why_taken(taken, near.lines, stated, others)
-    lacks = [each for each in checkout.missing(taken, order) if each.by in _CANNOT]
+    lacks = [missing for missing in checkout.missing(taken, order) if missing.by in _CANNOT]
     if missing:
         reason = _refusal([*missing, *lacks], reason, taken, root)
         raise UnusableImplementation(f"sglang checkout {root}: {reason}")
     release = compose_release(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
-        if without := [each for each in lacks if each.by == by]:
+        if without := [missing for missing in lacks if missing.by == by]:
             reason += f"; {cannot} ({probe.missing_text(without)})"
     exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
     return Detected(release, "" if exact else f"{root}: {reason}")

@@ -135,7 +135,7 @@ def _releases_that_fit(
         uses = checkout.uses(version, order, fact)
         if checkout.missing(version, order, fact):
             continue
-        shows_nearest = any(checkout.has(use) for use in nearest_uses - uses)
+        shows_nearest = any(checkout.can_be_used(use) for use in nearest_uses - uses)
         is_neighbour = abs(order.index(version) - nearest_index) <= _NEIGHBOURS
         if uses - nearest_uses:
             yield version

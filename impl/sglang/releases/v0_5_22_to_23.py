@@ -81,8 +81,8 @@ class Release0522(Release0521):
     def keeps(self, req: Any) -> dict[str, bool]:
         """Return the arguments of a release, as before; a finished request whose last state a batch in flight
         may overwrite leaves the tree nothing, as the processing of its result says (extra_buffer_lazy)."""
-        kept = super().keeps(req)
-        return {self.keeping: kept[self.keeping] and self._at_end.pop(req.rid, True)}
+        kept_pages = super().keeps(req)
+        return {self.keeping: kept_pages[self.keeping] and self._at_end.pop(req.rid, True)}
 
     def prepare_spec(self, batch: Any, draft_len: int) -> None:
         if SERVER_ARGS.mamba.enable_mamba_extra_buffer_lazy:  # as spec_prepare_for_decode does

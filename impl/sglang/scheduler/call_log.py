@@ -304,12 +304,13 @@ class Calls:
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
-        whose = "" if session is None else f", session={quote(session)}"
+        arguments = "" if session is None else f", session={quote(session)}"
         if undo is not None:
-            whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
+            arguments += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
         if namespace:
-            whose += "".join(f", {field}={quote(value)}" for field, value in namespace.items())
-        return f"{name} = server.request({quote(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
+            arguments += "".join(f", {field}={quote(value)}" for field, value in namespace.items())
+        request = quote(rid.removeprefix(LOCK_HOLDER))
+        return f"{name} = server.request({request}, {ids_text(tokens)}{arguments})"
 
     def _batch(self, batch: Any, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
         mixes = mode is ForwardMode.DECODE and self._lines[-1:] == ["batch.prepare_for_extend()"]

@@ -24,8 +24,8 @@ class Ends(OnServer):
         slot = None if turn.session is None else self.server.slot(turn.session)
         if slot is None:
             return []
-        committed, kept = self.release.cursors(slot)[:2]
-        less = kept if kept < min(allocated, target) else None
+        committed, kept_len = self.release.cursors(slot)[:2]
+        less = kept_len if kept_len < min(allocated, target) else None
         counts = first if committed == first else None
         return [] if less is counts is None else [Choice(turn.name, None, less, False, counts)]
 

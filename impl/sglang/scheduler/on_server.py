@@ -97,8 +97,8 @@ class OnServer:
             evicted = cursors.swa_evicted_seqlen
             position = turn.origin + turn.visible_output - 1
             # a window eviction leaves the tree's prefix alone
-            own = evicted > cursors.cache_protected_len
-            require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
+            evicts_own_kv = evicted > cursors.cache_protected_len
+            require(not evicts_own_kv or evicted <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _eviction_lengths(self, turns: Iterable[LiveRequest]) -> list[int]:
         return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]

@@ -149,7 +149,7 @@ class Server:
         pools = [self.full_pool] if self.swa_pool is None else [self.full_pool, self.swa_pool]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        has_states = self.states is None or self.states.has(
+        has_states = self.states is None or self.states.has_slots(
             2 + self.states.buffers + self.owed_states()
         )
         return (
@@ -165,8 +165,8 @@ class Server:
         )
 
     def open_session(self, name: str) -> None:
-        asked = Bag(session_id=name, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
-        self.controller.open(asked)
+        session_params = Bag(session_id=name, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+        self.controller.open(session_params)
 
     def in_flight(self, session: str) -> LiveRequest | None:
         return next((t for t in self.turns.values() if t.session == session), None)

@@ -40,7 +40,8 @@ class States:
     """The slots of one server.
 
     read: request of the last batch -> the stamp from which it went on.
-    bearers: count whoever may have slots, on a server that takes the second slot on demand; else None.
+    bearers: counts the holders that may have slots, on a server that takes the second slot on demand; else
+        None.
     """
 
     def __init__(
@@ -63,15 +64,19 @@ class States:
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
-    def has(self, slots: int, more: int = 1) -> bool:
-        """Return whether there are so many slots, where the second is on demand: those of `more` requests."""
+    def has_slots(self, slots: int, more: int = 1) -> bool:
+        """Return whether that many slots are free or evictable.
+
+        more: requests to come, each of which needs LAZY_RATIO slots where the second slot is on demand;
+            `slots` does not count then.
+        """
         if self.bearers is not None:
             size = int(self.rows.mamba_pool.size)
             return LAZY_RATIO * (self.bearers() + more) <= size
         return slots <= self.slots_left()
 
     def require(self, slots: int, more: int = 1) -> None:
-        require(self.has(slots, more), Reason.OUT_OF_STATES)
+        require(self.has_slots(slots, more), Reason.OUT_OF_STATES)
 
     def require_for_match(self, req: Any, lent: bool, owed: int, new: bool) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
@@ -88,7 +93,10 @@ class States:
         require(lent or self.tree is None or self.slots_left() > 1 + owed, Reason.OUT_OF_STATES)
 
     def require_for_prefill(self, reqs: Sequence[Any], copies: int) -> None:
-        """Refuse a batch that needs more slots: for whoever has none, and `copies` that the tree gets."""
+        """Refuse a batch without enough slots for its requests that have none, and for the tree's copies.
+
+        copies: number of states that the tree gets.
+        """
         without = sum(req.kv.mamba_ping_pong_track_buffer is None for req in reqs)
         slots = sum(not req.kv.holds_mamba for req in reqs) + self.buffers * without + copies
         self.require(slots, 0)
@@ -141,43 +149,44 @@ class States:
         return slot, int(self.cells[slot])
 
     def put(self, slot: int, stamp: int) -> None:
-        """Have this state in a slot. Nothing happens for slot -1."""
+        """Write a state's stamp into a slot; -1 is no slot."""
         if slot != -1:
             self.cells[slot] = stamp
 
     def kept_state(self, batch: Any, index: int, start: int, end: int) -> tuple[int, int]:
-        """Return the slot that gets a state for the tree and the number of tokens of the entry before that
-        state, if the batch says so of its entry `index`, which computes [start, end): all tokens, or of a
-        prefill whole chunks (_init_track_ssm_indices). 0 for none."""
+        """Return the slot that gets a state for the tree, and the number of the entry's tokens before it.
+
+        (0, 0) if the batch tracks no state of the entry. A decode counts all tokens, a prefill whole chunks
+        (_init_track_ssm_indices).
+
+        index: the entry in the batch, which computes [start, end).
+        """
         if batch.mamba_track_mask is None or not batch.mamba_track_mask[index]:
             return 0, 0
         count = end - start
         if batch.mamba_track_seqlens is not None:
-            asked = int(batch.mamba_track_seqlens[index]) - start
+            tracked_count = int(batch.mamba_track_seqlens[index]) - start
             chunk = state_chunk()
-            count = asked // chunk * chunk if asked % chunk else count
+            count = tracked_count // chunk * chunk if tracked_count % chunk else count
         return int(batch.mamba_track_indices[index]), count
 
     def compute(self, req: Any, tokens: Sequence[int], tracked: int) -> None:
         """Give a lock holder a slot with the state after these tokens.
 
-        tracked: after how many tokens a server that tracks states keeps one for the tree, 0 for none.
+        tracked: number of tokens before the state that a tracking server keeps for the tree; 0 for none.
         """
         new = req.kv.mamba_ping_pong_track_buffer is None
-        missing = (
-            (not req.kv.holds_mamba)
-            + self.buffers * new
-            - self.rows.mamba_allocator.available_size()
-        )
+        needed = 0 if req.kv.holds_mamba else 1
+        if new:
+            needed += self.buffers
+        missing = needed - self.rows.mamba_allocator.available_size()
         if missing > 0:
             assert self.tree is not None
             self.tree.evict(0, 0, missing)
         if not req.kv.holds_mamba:
             slots = self.rows.mamba_allocator.alloc(1)
-            if slots is None:  # what counted as evictable was not
-                raise RuntimeError(
-                    "no slot for a state: fewer were evicted than counted as evictable"
-                )
+            if slots is None:
+                raise RuntimeError("no slot for a state: fewer were evicted than counted as evictable")
             req.kv.mamba_pool_idx = slots[0]
         stamps = chained(tokens)
         self.cells[int(req.kv.mamba_pool_idx)] = stamp_after(stamps, len(tokens))
@@ -185,13 +194,11 @@ class States:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
             buffer = req.kv.mamba_ping_pong_track_buffer
-            kept = req.kv.mamba_last_track_idx
-            self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = (
-                buffer
-            )
+            track_index = req.kv.mamba_last_track_idx
+            self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = buffer
             req.kv.mamba_last_track_seqlen = tracked or None
             if tracked:
-                self.cells[int(buffer[kept])] = stamp_after(stamps, tracked)
+                self.cells[int(buffer[track_index])] = stamp_after(stamps, tracked)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class States:
     ) -> StatesView:
         """Return the slots of recurrent state as the view shows them.
 
-        requests, sessions: the records of KV (`kv`) by the names of who holds them.
+        requests, sessions: the KV record (`kv`) of each holder, by its name.
         reached, verifies: see StatesView.
         """
         return StatesView(

@@ -33,7 +33,7 @@ class TreeCommands(OnServer):
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         if server.states is not None and (server.owed_states() or server.geometry.lazy):
             server.states.require(1 + server.owed_states())  # the state that it locks stays
-        holder = self._newcomer(command.holder)
+        holder = self._new_lock_holder(command.holder)
         tree.unlock(holder.req)
         self._enter(holder, tokens)
         holder.slots = self._match_prefix(holder, self.release.ids(self.named_tokens(tokens)))
@@ -76,7 +76,7 @@ class TreeCommands(OnServer):
             slots = 2 + server.states.buffers + server.owed_states()
             server.states.require(slots, int(holder is None))
 
-        holder = holder or self._newcomer(command.holder)
+        holder = holder or self._new_lock_holder(command.holder)
         self._enter(holder, computed)
         self._compute(holder, computed, command.evicted)
         if server.states is not None and computed:
@@ -136,10 +136,10 @@ class TreeCommands(OnServer):
         """Return the tokens in the release's ids."""
         return namespaces.exchange_texts(tokens) if self.server.is_in_namespace(tokens) else tokens
 
-    def _newcomer(self, name: str) -> LockHolder:
+    def _new_lock_holder(self, name: str) -> LockHolder:
         """Return a lock holder without a lock."""
         req = self.server.new_request(f"lock holder {name}", [], None, None)
-        self._tree().newcomer(req)
+        self._tree().reset_match(req)
         return LockHolder(req, [], self.server.rows.req_to_token[0, :0].long())
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:

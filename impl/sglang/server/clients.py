@@ -184,7 +184,7 @@ class Clients:
         self.stalled = stalled
         self.turns = {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
         self._doing = [_ClientState(client) for client in clients]
-        self._named = {each.client.name: each for each in self._doing}
+        self._named = {state.client.name: state for state in self._doing}
         self._numbers = {name: at for at, name in enumerate(self.turns, 1)}
         self._idle = 0
 
@@ -224,12 +224,12 @@ class Clients:
     @property
     def done(self) -> bool:
         """Whether every client has sent its whole script and has its answers. A flush may wait for ever."""
-        return all(each.done or each.waits == FLUSH for each in self._doing)
+        return all(state.done or state.waits == FLUSH for state in self._doing)
 
     @property
     def awaits_flush(self) -> bool:
         """Whether a client has asked for a flush and has no answer."""
-        return any(each.waits == FLUSH for each in self._doing)
+        return any(state.waits == FLUSH for state in self._doing)
 
     @property
     def loses_patience(self) -> bool:
@@ -238,22 +238,22 @@ class Clients:
 
     def note_answer(self, request: str, now: int) -> None:
         """Note that the server has reported the end of a request."""
-        for each in self._doing:
-            each.disconnects.pop(request, None)
-            if each.waits == request:
-                each.waits = None
-                each.due = now + self._wait(each)
+        for state in self._doing:
+            state.disconnects.pop(request, None)
+            if state.waits == request:
+                state.waits = None
+                state.due = now + self._wait(state)
 
     def round(self, now: int, forwards: int) -> list[Message]:
         """Return the messages of clients in this round.
 
         forwards: 0 if the server computed nothing since the last one.
         """
-        messages = [message for each in self._doing for message in self._messages_of(each, now)]
+        messages = [message for state in self._doing for message in self._messages_of(state, now)]
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:
             self._idle = 0
-            waits = [each.waits for each in self._doing if each.waits not in (None, FLUSH)]
+            waits = [state.waits for state in self._doing if state.waits not in (None, FLUSH)]
             self.stalled(waits)
             return self._disconnect_one()
         return messages
@@ -326,11 +326,11 @@ class Clients:
     def _disconnect_one(self) -> list[Message]:
         """Disconnect the first client that can, because idle sessions fill the memory and nobody can
         continue."""
-        for each in self._doing:
-            if not each.done and not each.client.operator:
-                each.done = True
-                waits = each.waits
-                each.waits = None
-                gone = [Message("abort", waits)] if waits is not None else []
-                return [*gone, *([Message("close", each.client.name)] if each.opened else [])]
+        for state in self._doing:
+            if not state.done and not state.client.operator:
+                state.done = True
+                waits = state.waits
+                state.waits = None
+                aborts = [Message("abort", waits)] if waits is not None else []
+                return [*aborts, *([Message("close", state.client.name)] if state.opened else [])]
         return []

@@ -68,12 +68,12 @@ def python_of(release: str) -> Path:
             f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
         )
     info = json.loads((folder / _READY).read_text())
-    made = (info.get("python", "another"), info["torch"])
+    installed = (info.get("python", "another"), info["torch"])
     runs = (_PYTHON, version("torch"))
-    if made != runs:
+    if installed != runs:
         raise UnusableImplementation(
-            f"sglang=={release}: its environment is for Python {made[0]} and torch {made[1]}, this is"
-            f" {runs[0]} and {runs[1]}: kvspec setup-server {release}"
+            f"sglang=={release}: its environment is for Python {installed[0]} and torch {installed[1]},"
+            f" this is {runs[0]} and {runs[1]}: kvspec setup-server {release}"
         )
     if not (python := _python(folder)).exists():
         raise UnusableImplementation(
@@ -162,9 +162,9 @@ def requirements(site: Path) -> list[str]:
     plain."""
     stated = PathDistribution(next(site.glob("sglang-*.dist-info"))).requires or []
     wanted = {
-        _name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each
+        _name(line): line for line in stated if _name(line) in _PLAIN and "extra ==" not in line
     }
-    return [*sorted(wanted.values()), *(each for each in _BESIDES if _name(each) not in wanted)]
+    return [*sorted(wanted.values()), *(line for line in _BESIDES if _name(line) not in wanted)]
 
 
 def _name(requirement: str) -> str:

@@ -200,13 +200,13 @@ class FakeModel:
         for lane in lanes:
             self._continues(lane)
         stamps = [
-            self.states.fold(each.request.rid, each.row, _stamped_tokens(each.tokens, each.start))
-            for each in lanes
+            self.states.fold(entry.request.rid, entry.row, _stamped_tokens(entry.tokens, entry.start))
+            for entry in lanes
         ]
         if batch.mamba_track_mask is not None:
             extends = batch.forward_mode.is_extend()
             track = batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens
-            for at, (mask, slot) in enumerate(zip(*(each.tolist() for each in track[:2]))):
+            for at, (mask, slot) in enumerate(zip(*(column.tolist() for column in track[:2]))):
                 # hybrid_linear_attn_backend.py, _init_track_ssm_indices: the last whole chunk
                 if mask:
                     length = int(track[2][at]) - lanes[at].start if extends else 1
@@ -223,10 +223,10 @@ class FakeModel:
         spec_utils.prepare_mamba_track_for_verify(batch)
         for lane in lanes:
             self._continues(lane)
-        own = [self.states.stamp_of(each.row) for each in lanes]
+        own_stamps = [self.states.stamp_of(entry.row) for entry in lanes]
         stamps = [
             chained(_stamped_tokens(each.tokens, each.start), stamp)
-            for each, (_, stamp) in zip(lanes, own)
+            for each, (_, stamp) in zip(lanes, own_stamps)
         ]
 
         def keep(
@@ -238,7 +238,7 @@ class FakeModel:
         ) -> None:
             assert self.states is not None
             for slot_of, steps in (
-                ([slot for slot, _ in own], last_correct_step_indices.tolist()),
+                ([slot for slot, _ in own_stamps], last_correct_step_indices.tolist()),
                 (mamba_track_indices, mamba_steps_to_track),
             ):
                 if slot_of is None:
@@ -282,7 +282,7 @@ class FakeModel:
 
     # -- forward passes -----------------------------------------------------------------------------
 
-    def begins(self, batch: Any) -> None:
+    def begin_round(self, batch: Any) -> None:
         """Begin a round: it writes after the reads of the one before it, and after its loads from the
         host."""
         self._read_all()
@@ -395,7 +395,7 @@ class FakeModel:
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """Run a forward pass, as TpModelWorker.forward_batch_generation does."""
-        self.begins(batch)
+        self.begin_round(batch)
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
 

@@ -14,7 +14,7 @@ from impl.sglang.server.clients import POLICIES, STORAGES, Config
 from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
 from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
+from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, stub_threads
 
 OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
 SECONDS = (5, 20, 100)  # that a round takes for waits that end in time; the seed picks one
@@ -67,7 +67,7 @@ class PlacedHashes(Hashes):
 
 def before_storage() -> PlacedHashes:
     """Replace the threads of the storage and the hashes of its pages, before the scheduler has a tree."""
-    double(importlib.import_module("sglang.srt.managers.cache_controller"))
+    stub_threads(importlib.import_module("sglang.srt.managers.cache_controller"))
     hashes = PlacedHashes()
     setattr(importlib.import_module("sglang.srt.mem_cache.utils"), "get_native_hash", hashes.of)  # noqa: B010
     return hashes

@@ -78,11 +78,11 @@ def _exhausted_pool(reader: Reader, error: str) -> Pool | None:
     found = _TOKENS_ASKED.search(error)
     if found is None:  # a message about tokens mentions states ("mamba") as well
         return "states" if "mamba" in error else None
-    asked = int(found["tokens"])
+    requested = int(found["tokens"])
     if not reader.swa:
         return "full"
-    fits_full = asked <= sum(_free_and_evictable(reader, "full"))
-    fits_swa = asked <= sum(_free_and_evictable(reader, "SWA"))
+    fits_full = requested <= sum(_free_and_evictable(reader, "full"))
+    fits_swa = requested <= sum(_free_and_evictable(reader, "SWA"))
     return "SWA" if fits_full and not fits_swa else "full"
 
 

@@ -83,10 +83,10 @@ def hook(watcher: Watcher) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     names.alias(type(watcher.kind))
-    there = list(targets(watcher.kind))
+    hooked = list(targets(watcher.kind))
 
     def register(late: bool) -> None:
-        for target, name in there:
+        for target, name in hooked:
             if late is (name == "result"):
                 HookRegistry.register(target, around(watcher, name), HookType.AROUND)
 

@@ -37,8 +37,8 @@ def main(config_json: str, folder: str, port: str) -> None:
     flags += [] if config.overlap else ["disable-overlap-schedule"]
     flags += [] if config.tree else ["disable-radix-cache"]
     flags += ["enable-mixed-chunk"] if config.mixed else []
-    given = [f"--{name}={value}" for name, value in wanted.items()]
-    run_server(prepare_server_args([*given, *(f"--{flag}" for flag in flags)]))
+    arguments = [f"--{name}={value}" for name, value in wanted.items()]
+    run_server(prepare_server_args([*arguments, *(f"--{flag}" for flag in flags)]))
 
 
 if __name__ == "__main__":

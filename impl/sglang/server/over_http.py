@@ -66,9 +66,9 @@ class LiveServer:
         deadline = time.monotonic() + START_S
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:
-                why = self.last_words()
+                reason = self.last_words()
                 self.stop()
-                raise UnusableImplementation(f"the server did not come up: {why}")
+                raise UnusableImplementation(f"the server did not come up: {reason}")
             time.sleep(0.5)
 
     @property
@@ -214,7 +214,7 @@ class HttpClients:
             return known
         self.counts["tokens"] += len(reply["output_ids"])
         got: tuple[int, int] = (meta["prompt_tokens"], len(reply["output_ids"]))
-        due = got[0] if known is None else known + turn.tokens, turn.limit
-        if got != due:
-            self.wrong.append(f"{request}: {got} tokens of input and output, {due} are due")
+        expected = got[0] if known is None else known + turn.tokens, turn.limit
+        if got != expected:
+            self.wrong.append(f"{request}: {got} tokens of input and output, {expected} are due")
         return sum(got)

@@ -80,7 +80,7 @@ class Room(NamedTuple):
 
     def minus(self, other: Room) -> Room:
         """Return what is left of it."""
-        return Room(*(max(0, mine - own) for mine, own in zip(self, other, strict=True)))
+        return Room(*(max(0, mine - taken) for mine, taken in zip(self, other, strict=True)))
 
 
 class RequestHeadway:
@@ -117,25 +117,25 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
     if not waiting:
         return None
     free = _free_or_evictable(reader)
-    there = _pool_sizes(reader)
+    pool_sizes = _pool_sizes(reader)
     idle = _idle_session_room(reader, running)
     for request in waiting.values():
-        own = _held_between_chunks(reader, request, scheduler.chunked_req)
-        needed = _most_ever_held(reader, request).minus(own)
+        held_between_chunks = _held_between_chunks(reader, request, scheduler.chunked_req)
+        needed = _most_ever_held(reader, request).minus(held_between_chunks)
         if free.holds(needed):
             continue
         says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
         says += f", idle sessions hold {_text(idle)}"
         if free.plus(idle).holds(needed) or any(idle):
             return Stall(StallKind.SESSIONS, request.rid, says)
-        if not there.holds(_input(reader, request)):
+        if not pool_sizes.holds(_input(reader, request)):
             at_once = _input(reader, request)._replace(swa=0)
-            kind = StallKind.CHUNKS if there.holds(at_once) else StallKind.NEVER
-            return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
+            kind = StallKind.CHUNKS if pool_sizes.holds(at_once) else StallKind.NEVER
+            return Stall(kind, request.rid, f"{says}, and there are {_text(pool_sizes)} in all")
         holders = sorted(running - waiting.keys())
-        too_large = not there.holds(_admission_needs(reader, request))
-        if free == there or (too_large and not holders):  # copies on their way to the host lock the rest
-            says += f", and there are {_text(there)} in all"
+        too_large = not pool_sizes.holds(_admission_needs(reader, request))
+        if free == pool_sizes or (too_large and not holders):  # copies on their way to the host lock the rest
+            says += f", and there are {_text(pool_sizes)} in all"
             return Stall(StallKind.MARGIN if too_large else StallKind.STRICT, request.rid, says)
         if holders:
             says += f"; {', '.join(holders)} keep the rest, and are not computed"
@@ -167,9 +167,9 @@ def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> S
     rounds_ahead = 2 * (max(1, draft) + 1)  # two rounds in flight, each with the token that it begins with
     # A page that the window begins in, and one that is evicted only when whole.
     most = window_pages + 2 * page + rounds_ahead
-    if (kept := allocated - max(evicted, protected)) <= most:
+    if (kept_len := allocated - max(evicted, protected)) <= most:
         return None
-    return Stall(StallKind.SWA, name, f"{name} keeps {kept} tokens of SWA KV, and {most} are the most")
+    return Stall(StallKind.SWA, name, f"{name} keeps {kept_len} tokens of SWA KV, and {most} are the most")
 
 
 def _whole_pages(tokens: int, page: int) -> int:

@@ -87,7 +87,7 @@ def leftovers(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
         yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
     pools = optional(scheduler.tree_cache, "UnifiedRadixCache.host_pool_group")
     if pools is not None and scheduler.tree_cache.disable:  # for what is retracted alone
-        sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
+        sizes = [(entry.host_pool.size, entry.host_pool.available_size()) for entry in pools.entries]
         if any(size != free for size, free in sizes):
             yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)
     waits_of_requests = optional(scheduler.tree_cache, "UnifiedRadixCache._storage_prefetch_wait", ())

@@ -93,11 +93,11 @@ class _Noted:
 
     def _noting(self, submit: Callable[..., Any], load: bool) -> Callable[..., Any]:
         def noting(transfers: Iterable[Any], *more: Any, **named: Any) -> Any:
-            given = [*transfers]
-            done = submit(given, *more, **named)
+            transfer_list = [*transfers]
+            done = submit(transfer_list, *more, **named)
             parts = [
                 part
-                for each in given
+                for each in transfer_list
                 for pool, of in self._pools
                 if each.device_pool is of
                 for part in parts_of(pool, each.device_indices, each.host_indices)
@@ -236,8 +236,8 @@ class TierReader(Gatherer):
         for name, kv in holders:
             if kv.holds_mamba and id(kv) not in seen:
                 seen.add(id(kv))
-                own = int(kv.mamba_pool_idx), *buffers_of(kv)
-                yield TierRequest(name, TierRequestState.HOLDS, -1, -1, {"state": own}, {}, {})
+                own_slots = int(kv.mamba_pool_idx), *buffers_of(kv)
+                yield TierRequest(name, TierRequestState.HOLDS, -1, -1, {"state": own_slots}, {}, {})
 
     def _evictable(self) -> dict[str, int]:
         return dict.fromkeys(self.kinds, 0)

@@ -132,7 +132,7 @@ class TransferHooks:
         if any(at_work) or scheduler.last_batch or waits(scheduler, self.server):
             return
         self._changed = False
-        rooms = {table: sorted(of) for table, of in rooms_kept(self._manager(), self.server)}
+        rooms = {table: sorted(names) for table, names in rooms_kept(self._manager(), self.server)}
         left = dict(leftovers(scheduler, self.server))
         keeps = held_tokens(scheduler), left, {table: of for table, of in rooms.items() if of}
         stays = keeps == self._keeps

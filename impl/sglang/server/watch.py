@@ -193,8 +193,8 @@ class Watcher:
         limited = scheduler.max_queued_requests is not None
         queued = [*scheduler.waiting_queue, request] if limited else []
         yield
-        left = {id(each) for each in scheduler.waiting_queue} if limited else set()
-        if rejected := [each.rid for each in queued if id(each) not in left]:
+        left = {id(req) for req in scheduler.waiting_queue} if limited else set()
+        if rejected := [req.rid for req in queued if id(req) not in left]:
             self._forget_queued(rejected)
 
     def _forget_queued(self, names: list[str]) -> None:

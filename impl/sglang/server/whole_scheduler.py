@@ -201,7 +201,7 @@ def _spec_worker() -> type:
             self, batch: Any, on_publish: Any = None, *_: Any, **__: Any
         ) -> Any:
             model: Any = self.model
-            model.begins(batch)
+            model.begin_round(batch)
             count = len(batch.reqs)
             draft = model.draft
             if batch.forward_mode.is_extend():

@@ -77,10 +77,10 @@ def _outcome_of_child(job: Job) -> RunOutcome:
         body = pipe.read()
     _, status = os.waitpid(child, 0)
     if not body:
-        why = f"exit status {status}"
+        reason = f"exit status {status}"
         if status == signal.SIGALRM:  # waitpid's status is the number of the signal that killed it
-            why = f"no answer in {job.limit_s:g} s"
-        return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {why}")
+            reason = f"no answer in {job.limit_s:g} s"
+        return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {reason}")
     return msgspec.json.decode(body, type=RunOutcome)
 
 
@@ -98,10 +98,10 @@ def _run_or_unusable(job: Job) -> RunOutcome:
     try:
         return _run(job)
     except Exception as error:
-        if not (why := own_failure(error)):
+        if not (reason := own_failure(error)):
             raise
         traceback.print_exc()
-        return RunOutcome(0, 0, [], {}, unusable=why)
+        return RunOutcome(0, 0, [], {}, unusable=reason)
 
 
 def _run(job: Job) -> RunOutcome:

@@ -35,12 +35,12 @@ def require_tier_api(root: Path, name: str, release: str, taken_for: str = "") -
         missing += used_names.not_given("sglang", root, Nearest(release, 0), ("hicache",), renamed)
     if not missing:
         return
-    named = probe.missing_text(missing)
+    missing_names = probe.missing_text(missing)
     taken = ""
     if taken_for:
-        taken = f"; {taken_for}{used_names.also_lost('sglang', root, release, named)}"
+        taken = f"; {taken_for}{used_names.also_lost('sglang', root, release, missing_names)}"
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
-    raise UnusableImplementation(f"{name} {root}: {named}{taken}. Nothing was driven: {follow}")
+    raise UnusableImplementation(f"{name} {root}: {missing_names}{taken}. Nothing was driven: {follow}")
 
 
 def lock_deviations(release: str) -> tuple[str, ...]:

@@ -102,8 +102,8 @@ class CopyEngine:
     def _submit(self, transfers: Sequence[Any], on_layer_done: Any = None, *, load: bool) -> Any:
         parts = [
             part
-            for each in transfers
-            for part in parts_of(each.device_pool.pool, each.device_indices, each.host_indices)
+            for transfer in transfers
+            for part in parts_of(transfer.device_pool.pool, transfer.device_indices, transfer.host_indices)
         ]
         job = CopyJob(load, parts, Event())
         if on_layer_done is not None:  # a forward pass waits for these events, layer by layer
@@ -193,7 +193,7 @@ def slots_of(value: Any) -> tuple[int, ...]:
 def slots_by_pool(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
     """Return host slots of an operation of the storage, by pool."""
     slots = {"full": slots_of(full)}
-    for each in transfers or ():
-        if each.indices_from_pool is None and each.host_indices is not None:
-            slots[POOLS[each.name.value]] = slots_of(each.host_indices)
+    for transfer in transfers or ():
+        if transfer.indices_from_pool is None and transfer.host_indices is not None:
+            slots[POOLS[transfer.name.value]] = slots_of(transfer.host_indices)
     return slots

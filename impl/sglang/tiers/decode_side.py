@@ -290,9 +290,9 @@ class DecodeSide(OnServer):
         return self.peers.by_room[self.arrivals[name].req.bootstrap_room]
 
     def _is_somewhere(self, req: Any) -> bool:
-        return any(req is each for each, _ in self.where())
+        return any(req is each for each, _ in self.requests_with_states())
 
-    def where(self) -> list[tuple[Any, TierRequestState]]:
+    def requests_with_states(self) -> list[tuple[Any, TierRequestState]]:
         """Return the requests of all queues, with their states."""
         queue = self.queue
         transfers = self.transfers
@@ -305,8 +305,8 @@ class DecodeSide(OnServer):
             return TierRequestState.FAILS if each.kv_receiver.state == failed else state
 
         return [
-            *((each.req, or_fails(each, waits(each))) for each in queue.queue),
-            *((each.req, or_fails(each, TierRequestState.RECEIVES)) for each in transfers.queue),
+            *((entry.req, or_fails(entry, waits(entry))) for entry in queue.queue),
+            *((entry.req, or_fails(entry, TierRequestState.RECEIVES)) for entry in transfers.queue),
             *((entry[0].req, TierRequestState.HELD) for entry in transfers._deferred_releases),
             *((req, TierRequestState.RETRACTED) for req in queue.retracted_queue),
             *((req, TierRequestState.RECEIVED) for req in self.loop.waiting_queue),
@@ -334,7 +334,7 @@ class DecodeSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget aborted requests that are in no queue."""
-        known = {id(req) for req, _ in self.where()}
+        known = {id(req) for req, _ in self.requests_with_states()}
         self.arrivals = {
             name: turn
             for name, turn in self.arrivals.items()

@@ -262,9 +262,9 @@ class TierDriver(DecodeSide, HostLoads):
         )
         require(self.storage is not None, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
-        named = self.named_tokens(tokens)
+        named_tokens = self.named_tokens(tokens)
         namespace = server.namespace_of(tokens)
-        req = server.new_request(command.holder, named, None, None, **namespace)
+        req = server.new_request(command.holder, named_tokens, None, None, **namespace)
         self._waiting[command.holder] = req
         self._waiting_texts[command.holder] = tokens
         self._request_prefetch(req)

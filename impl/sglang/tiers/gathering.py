@@ -85,10 +85,10 @@ class Gatherer:
 
     def _note_locks(self) -> None:
         """Have each lock that the tree takes on the device noted with the path that it has then."""
-        own = self.cache.lock
+        lock_of_cache = self.cache.lock
 
         def lock(node: Any, *more: Any, **named: Any) -> Any:
-            taken = own(node, *more, **named)
+            taken = lock_of_cache(node, *more, **named)
             self.taken.append((taken, tuple(self._path(node))))
             return taken
 
@@ -230,10 +230,10 @@ class Gatherer:
                 lock = (record[1], record[2])[host] if len(record) > 2 else record[1]
                 yield self._user(name, host=host, node=record[0], key=id(lock), lock=lock)
         if self.behind is not None:
-            for request, asked in self.cache.ongoing_prefetch.items():
-                lock = asked.anchor_lock_params
+            for request, prefetch in self.cache.ongoing_prefetch.items():
+                lock = prefetch.anchor_lock_params
                 name = f"prefetch of {request.rid}"
-                yield self._user(name, host=True, node=asked.anchor_node_id, key=id(lock), lock=lock)
+                yield self._user(name, host=True, node=prefetch.anchor_node_id, key=id(lock), lock=lock)
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(
                     f"backup of {self.nodes.of(node)}",
@@ -292,8 +292,8 @@ class Gatherer:
 
     def _records(self) -> Iterator[TierRecord]:
         for ack, record in self.cache.ongoing_write_through.items():
-            named = optional(record, "_OngoingWriteThrough.publish_node_ids") or [_id(record[0])]
-            yield TierRecord(load=False, ack=self.nodes.of(ack), nodes=tuple(map(self.nodes.of, named)))
+            node_ids = optional(record, "_OngoingWriteThrough.publish_node_ids") or [_id(record[0])]
+            yield TierRecord(load=False, ack=self.nodes.of(ack), nodes=tuple(map(self.nodes.of, node_ids)))
         for ack, record in self.cache.ongoing_load_back.items():
             yield TierRecord(load=True, ack=self.nodes.of(ack), nodes=(self.nodes.of(_id(record[0])),))
 
@@ -368,8 +368,8 @@ class Gatherer:
         its own slot if a state was loaded for it, otherwise that of the matched node."""
         if req.kv.holds_mamba:
             return int(req.kv.mamba_pool_idx)
-        own = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])
-        return 0 if own is None else int(own)
+        own_state = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])
+        return 0 if own_state is None else int(own_state)
 
     def _complaint(self) -> str:
         """Return the complaint of the release's own check at rest."""

@@ -72,8 +72,8 @@ class DecodeGatherer(_RoleGatherer):
         side = self.side
         requests = []
         rooms = set()
-        states = {id(req): state for req, state in side.where()}
-        token_rows = {id(each.req): each.metadata_buffer_index for each in side.transfers.queue}
+        states = {id(req): state for req, state in side.requests_with_states()}
+        token_rows = {id(entry.req): entry.metadata_buffer_index for entry in side.transfers.queue}
         token_rows |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
         for name, turn in side.arrivals.items():
             req = turn.req
@@ -93,11 +93,11 @@ class DecodeGatherer(_RoleGatherer):
             )
         for name, slot, state in side.idle():
             row = -1
-            own = {}
+            slots_of_pool = {}
             retracted = {}
             if slot is not None and slot.kv.holds_kv:
                 row = slot.kv.req_pool_idx
-                own = self._own(slot)
+                slots_of_pool = self._own(slot)
                 retracted = self._retracted_slots(slot)
             if slot is not None or state is TierRequestState.BUSY:
                 requests.append(
@@ -106,7 +106,7 @@ class DecodeGatherer(_RoleGatherer):
                         state=state,
                         row=row,
                         first=-1,
-                        slots=own,
+                        slots=slots_of_pool,
                         kept=retracted,
                         writing={},
                     )
@@ -157,7 +157,7 @@ class PrefillGatherer(_RoleGatherer):
         servers."""
         side = self.side
         states: dict[int, TierRequestState] = {}
-        for req, state in side.where():
+        for req, state in side.requests_with_states():
             states.setdefault(id(req), state)
         requests = []
         for name, turn in side.arrivals.items():
@@ -183,8 +183,8 @@ class PrefillGatherer(_RoleGatherer):
                     stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
                 else:
                     # what is handed in before it is written may be read before
-                    own = memory[part.pool]
-                    stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
+                    pool_memory = memory[part.pool]
+                    stamps = [0 if slot in part.early else pool_memory[slot] for slot in part.slots]
                 sends.append(
                     TierSend(
                         part.job,

@@ -36,9 +36,9 @@ class StorageGatherer:
         states: dict[int, tuple[Any, str]] = {}
         for operation, state in self._at_work():
             states.setdefault(id(operation), (operation, state))
-        for asked in self.cache.ongoing_prefetch.values():
-            states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
-        operations = [self._operation(*each) for each in states.values()]
+        for prefetch in self.cache.ongoing_prefetch.values():
+            states.setdefault(id(prefetch.operation), (prefetch.operation, RECORD_ONLY))
+        operations = [self._operation(*operation) for operation in states.values()]
         known = {operation.id for operation, _ in states.values()}
         for number in self.cache.ongoing_backup.keys() - known:
             operations.append(
@@ -87,10 +87,10 @@ class StorageGatherer:
             }
             number = self.jobs.of(("backup", operation.id))
             return TierOperation(number, back=True, name="", state=state, slots=slots, moving=moving)
-        asked = self.cache.ongoing_prefetch.get(handle)
-        if asked is not None and asked.operation is operation:
-            transfers = (transfer for each in asked.comp_xfers.values() for transfer in each)
-            slots = slots_by_pool(asked.host_indices, transfers)
+        prefetch = self.cache.ongoing_prefetch.get(handle)
+        if prefetch is not None and prefetch.operation is operation:
+            transfers = (transfer for each in prefetch.comp_xfers.values() for transfer in each)
+            slots = slots_by_pool(prefetch.host_indices, transfers)
         elif host is None:
             slots = {}
         else:  # what it has not read is freed when it is over
@@ -101,8 +101,8 @@ class StorageGatherer:
         number = self.jobs.of(id(operation), operation)
         if host is not None and number not in self.staged:
             self.staged.add(number)
-            for pool, own in slots.items():
-                for slot in own:
+            for pool, pool_slots in slots.items():
+                for slot in pool_slots:
                     self.copies.host[pool][slot] = 0
         return TierOperation(number, back=False, name=handle.rid, state=state, slots=slots, moving=moving)
 
@@ -118,11 +118,11 @@ class StorageGatherer:
             pool: tuple(slot for slots in each.queue for slot in slots.tolist())
             for pool, each in zip(self.pools, queues, strict=True)
         }
-        asked = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
-        asked |= {*optional(cache, "UnifiedRadixCache._storage_prefetch_wait", ())}
+        asking_requests = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
+        asking_requests |= {*optional(cache, "UnifiedRadixCache._storage_prefetch_wait", ())}
         return {
             "stored": tuple(self.storage.written),
             "returned": returned,
-            "asked": tuple(sorted(request.rid for request in asked)),
+            "asked": tuple(sorted(request.rid for request in asking_requests)),
             "reserved": int(controller.prefetch_tokens_occupied),
         }

@@ -25,7 +25,7 @@ from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
 from impl.sglang.tiers.queue_utilities import utilities
-from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
+from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, stub_threads
 from impl.stand_ins import accepted_arguments
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
@@ -65,7 +65,7 @@ class _Tiered(Unified):
         controller: Any = load("sglang.srt.managers.cache_controller")
         controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
         controller.L2TransferEngine = CopyEngine
-        double(controller)
+        stub_threads(controller)
         self.clock = ServerClock()
         self.clock.install()
         self.hashes = Hashes()
@@ -241,7 +241,7 @@ def _function(file: Path, name: str) -> Callable[..., Any] | None:
 def _room(cache: Any, files: Path, kind: str, parameter: str) -> Callable[[int], Any]:
     """Return the function that makes room for SWA KV, or a state, that is loaded back."""
     file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
-    if (own := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
-        return partial(own, cache)
+    if (own_function := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
+        return partial(own_function, cache)
     params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
     return lambda n: cache.evict(params(**{parameter: n}))

@@ -106,8 +106,8 @@ class Sender:
         size = self.kv_mgr.config.page_size
         slots = [page * size + index for page in pages for index in range(size)]
         # before its window nothing is read
-        seen = len(self.text) - (self.kv_mgr.config.window or 0) if pool == "swa" else 0
-        skip = max(0, seen - position)
+        window_start = len(self.text) - (self.kv_mgr.config.window or 0) if pool == "swa" else 0
+        skip = max(0, window_start - position)
         wanted = self.text[position + skip : position + len(slots)]
         if slots:
             early = self.kv_mgr.unfinished(pool) & {*slots} if not waits else frozenset()

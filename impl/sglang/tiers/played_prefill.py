@@ -125,8 +125,8 @@ class Peers:
         parts += [("swa", state.tolist(), begin) for state in states if state is not None]
         padded = [*text, *[0] * size]  # the last page may be longer than the text
         slots = []
-        for pool, own, start in parts:
-            for position, page in zip(range(start, len(text), size), own):
+        for pool, pool_slots, start in parts:
+            for position, page in zip(range(start, len(text), size), pool_slots):
                 tokens = padded[position : position + size]
                 slots += [(pool, page * size + index, token) for index, token in enumerate(tokens)]
         for pool, slot, _ in slots:

@@ -145,8 +145,8 @@ class PrefillSide(OnServer):
     def greet(self, command: Greet) -> None:
         sender = self._sender(command.holder)
         require(sender.state == self.senders.poll.Bootstrapping, Reason.WRONG_PHASE)
-        whole = command.prefix % self.config.page_size == 0
-        require(whole and 0 <= command.prefix < len(sender.text), Reason.BAD_LENGTH)
+        is_whole_pages = command.prefix % self.config.page_size == 0
+        require(is_whole_pages and 0 <= command.prefix < len(sender.text), Reason.BAD_LENGTH)
         sender.prefix = command.prefix
         sender.state = self.senders.poll.WaitingForInput
 
@@ -245,7 +245,7 @@ class PrefillSide(OnServer):
         for turn, tokens in self._batch:
             req = turn.req
             goes_on = req is loop.chunked_req
-            if not goes_on and all(req is not each for each in loop.waiting_queue):
+            if not goes_on and all(req is not queued for queued in loop.waiting_queue):
                 continue  # it has failed, or was aborted
             if goes_on:
                 req.init_next_round_input()
@@ -308,7 +308,7 @@ class PrefillSide(OnServer):
         require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
         return self.sender(self.arrivals[name])
 
-    def where(self) -> Iterator[tuple[Any, TierRequestState]]:
+    def requests_with_states(self) -> Iterator[tuple[Any, TierRequestState]]:
         """Yield the requests of all queues, with their states; the first state of a request counts."""
         loop = self.loop
         poll = self.senders.poll
@@ -332,13 +332,13 @@ class PrefillSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget requests that have ended and are in no queue."""
-        known = {id(req) for req, _ in self.where()}
-        gone = {
+        known = {id(req) for req, _ in self.requests_with_states()}
+        ended = {
             name
             for name, turn in self.arrivals.items()
             if id(turn.req) not in known
             and (turn.req.finished_reason is not None or name in self.aborted)
         }
-        for name in gone:
+        for name in ended:
             del self.arrivals[name]
-        self.aborted -= gone
+        self.aborted -= ended

@@ -55,9 +55,9 @@ class RustGatherer(Gatherer):
         marks = {(record.load, node): record.ack for record in records for node in record.nodes}
         if self.storage is None:  # else nodes are hashed as they are made
             core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
-        for indent, named, length, locks in _NODE.findall(captured_stdout(core.pretty_print)):
+        for indent, node_name, length, locks in _NODE.findall(captured_stdout(core.pretty_print)):
             depth = len(indent) // 2
-            handle = int(named)
+            handle = int(node_name)
             if not int(length):
                 ends[depth] = 0, 0  # a root
                 continue

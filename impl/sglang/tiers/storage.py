@@ -125,7 +125,7 @@ class IOThread:
         cls.known = {}
 
 
-def double(controller: Any) -> None:
+def stub_threads(controller: Any) -> None:
     """Have the threads of a cache controller (its module) stop where this says, and its calls be short."""
     controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
     controller.Queue = Operations
@@ -195,7 +195,7 @@ class Hashes:
 def _pack_page(page: Sequence[int], bigram: bool) -> bytes:
     """Return the elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
     tokens = (
-        [half for each in page for half in (each >> TOKEN_BITS, second_of(each))]
+        [half for token in page for half in (token >> TOKEN_BITS, second_of(token))]
         if bigram
         else page
     )
@@ -228,9 +228,9 @@ class Storage:
         by: the method that it calls; of a tree without a scheduler the tree's own.
         """
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
-        made = type("Backend", (Backend, backend), {})(self)
+        backend_instance = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
-        module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: made)
+        module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: backend_instance)
         settings = {
             "interface_v1": 1,
             "prefetch_threshold": 1,
@@ -261,7 +261,7 @@ class Storage:
         thread.call = slots
         thread.pause()
         thread.call = None
-        thread.done |= {(pool, slot) for pool, own in slots.items() for slot in own}
+        thread.done |= {(pool, slot) for pool, pool_slots in slots.items() for slot in pool_slots}
         return thread.pages if thread.pages >= 0 else 1 << 30
 
     @property
@@ -270,7 +270,7 @@ class Storage:
         controller = self.cache.cache_controller
         names = "prefetch_queue", "prefetch_buffer", "backup_queue"
         waiting = sum(getattr(controller, name).qsize() for name in names)
-        return not waiting and all(each.operation is None for each in IOThread.known.values())
+        return not waiting and all(thread.operation is None for thread in IOThread.known.values())
 
     def go_on(self, body: str, pages: int) -> None:
         self.thread(body).go_on(pages)

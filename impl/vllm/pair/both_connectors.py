@@ -46,17 +46,17 @@ def multi_connector_config(
 
 def nixl_of(connector: Any) -> Any:
     """Return the NixlConnector among a server's connectors."""
-    return next(each for each in children(connector) if type(each).__name__ != OFFLOADING)
+    return next(child for child in children(connector) if type(child).__name__ != OFFLOADING)
 
 
 def attach_host(connector: Any, transfers: Transfers) -> Any:
     """Put the device below the worker's side of an OffloadingConnector, in the place of its copies of
     registered KV, and return that connector; None if the server has no host memory."""
-    for each in children(connector):
-        if type(each).__name__ == OFFLOADING:
-            each.connector_worker.worker = transfers
-            each.register_kv_caches = _register_nothing
-            return each
+    for child in children(connector):
+        if type(child).__name__ == OFFLOADING:
+            child.connector_worker.worker = transfers
+            child.register_kv_caches = _register_nothing
+            return child
     return None
 
 

@@ -258,9 +258,10 @@ class PairDriver(PairView):
         if not self.config.late:
             require(command.seconds <= HEARTBEAT, Reason.BAD_LENGTH)
             forwarded = {*self._readers.values(), *self._dropped_prefills}
-            due = [name for name in self._promises if name not in forwarded and self._holds_promise(name)]
+            held = filter(self._holds_promise, self._promises)
+            unanswered = [name for name in held if name not in forwarded]
             looped = all(s.idle or name in self._scheduled_servers for name, s in self.servers.items())
-            pending = due or NETWORK.messages or self._handshakes()
+            pending = unanswered or NETWORK.messages or self._handshakes()
             require(looped and not pending, Reason.WRONG_PHASE)
         Clock.now += command.seconds
         self._scheduled_servers.clear()

@@ -65,7 +65,10 @@ class AttentionBackend:
 
 
 class Factory:
-    """A stand-in for `KVConnectorFactory`. push: servers have the push connector instead of the pull one."""
+    """A stand-in for `KVConnectorFactory`.
+
+    push: servers have the push connector instead of the pull one.
+    """
 
     push = False
 
@@ -82,9 +85,9 @@ class Factory:
 
     @classmethod
     def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
-        given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+        arguments = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
         kind = cls.get_connector_class(config.kv_transfer_config)
-        return kind(**accepted_arguments(kind.__init__, given))
+        return kind(**accepted_arguments(kind.__init__, arguments))
 
     @classmethod
     def supports_hma_config(cls, config: Any) -> bool:

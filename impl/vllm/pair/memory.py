@@ -80,8 +80,8 @@ class TensorMemory:
         first_slots = (owners != 0).argmax(axis=1)
         groups = owners[np.arange(len(owners)), first_slots]
         same = (self._words[:, :, 2:_DRAFTER] == self._words[:, :, :1]).all(axis=2)
-        whole = same & (owners == groups[:, None]) & (groups[:, None] != 0)
-        stamps = np.where(whole, self._words[:, :, 0], 0).tolist()
+        is_held = same & (owners == groups[:, None]) & (groups[:, None] != 0)
+        stamps = np.where(is_held, self._words[:, :, 0], 0).tolist()
         return [
             (group - 1, tuple(slots) if group else ())
             for group, slots in zip(groups.tolist(), stamps)

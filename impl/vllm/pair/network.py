@@ -79,8 +79,8 @@ class PostedTransfer:
     def moves(self) -> Iterator[tuple[int, int, int]]:
         """The (target address, source address, bytes) of each region. P has the source and D the target: P
         writes, or D reads."""
-        for own, theirs, size in self.address_pairs:
-            yield (theirs, own, size) if self.writes else (own, theirs, size)
+        for own_address, peer_address, size in self.address_pairs:
+            yield (peer_address, own_address, size) if self.writes else (own_address, peer_address, size)
 
     def copy(self) -> None:
         """Move the bytes."""
@@ -225,17 +225,17 @@ class Agent:
         """Return the handle of a transfer between descriptors of two agents, as NIXL does. Raises
         RuntimeError where the descriptors do not match."""
         del more
-        _, own = self._descriptor_lists[local]
-        peer, theirs = self._descriptor_lists[remote]
+        _, own_descriptors = self._descriptor_lists[local]
+        peer, peer_descriptors = self._descriptor_lists[remote]
         own_ids = np.asarray(local_ids).tolist()
         their_ids = np.asarray(remote_ids).tolist()
         unequal = len(own_ids) != len(their_ids)
-        if unequal or max(own_ids) >= len(own) or max(their_ids) >= len(theirs):
+        if unequal or max(own_ids) >= len(own_descriptors) or max(their_ids) >= len(peer_descriptors):
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors that do not match")
         address_pairs = []
         for own_id, their_id in zip(own_ids, their_ids):
-            address, size = own[own_id]
-            remote_address, remote_size = theirs[their_id]
+            address, size = own_descriptors[own_id]
+            remote_address, remote_size = peer_descriptors[their_id]
             if size != remote_size:
                 raise RuntimeError(f"NIXL_ERR_INVALID_PARAM: {size} and {remote_size} bytes")
             address_pairs.append((address, remote_address, size))

@@ -146,7 +146,10 @@ class NoThread:
 
 
 class LoopPasses:
-    """A stand-in for the events that stop and wake a thread. left: remaining passes of its loop."""
+    """A stand-in for the events that stop and wake a thread.
+
+    left: remaining passes of its loop.
+    """
 
     left = 0
 
@@ -273,8 +276,8 @@ class PairServer(EngineDriver):
         requests = dict(facts.requests)
         for name, fact in facts.requests.items():
             params = self.scheduler.requests[self.request_id(name)].kv_transfer_params or {}
-            asked = params.get("do_remote_decode") and not params.get("_p_side_truncated")
-            if asked and fact.status == "WAITING" and len(fact.tokens) > 1:
+            is_promised = params.get("do_remote_decode") and not params.get("_p_side_truncated")
+            if is_promised and fact.status == "WAITING" and len(fact.tokens) > 1:
                 requests[name] = fact._replace(tokens=fact.tokens[:-1])
         return facts._replace(requests=requests)
 
@@ -296,8 +299,10 @@ class PairServer(EngineDriver):
     def serve(
         self, name: str, request_id: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
     ) -> Outcome:  # fmt: skip
-        """Add a request to the scheduler. parameters: the connector's transfer parameters, None without a
-        transfer."""
+        """Add a request to the scheduler.
+
+        parameters: the connector's transfer parameters, None without a transfer.
+        """
         self.clear_step_facts()
         if self._in_step:
             return Refused(Reason.WRONG_PHASE)

@@ -16,7 +16,7 @@ from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
-__all__ = ["BLOCK_CLAUSES", "BlockStep", "broken", "broken_off"]
+__all__ = ["BLOCK_CLAUSES", "BlockStep", "broken_off", "failed_clauses"]
 _MODULES = outputs, batches, recurrent_states, block_pool, kv_reads, draft_kv, encoder_cache
 BLOCK_CLAUSES = (
     in_order(REGISTERED, _MODULES)
@@ -25,13 +25,13 @@ BLOCK_CLAUSES = (
 )
 
 
-def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+def failed_clauses(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause)."""
     failures = []
-    for each in BLOCK_CLAUSES.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            failures.append((each, failure))
+    for clause in BLOCK_CLAUSES.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            failures.append((clause, failure))
     return by_cause(failures)
 
 
@@ -44,4 +44,4 @@ def broken_off(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clau
     spared = BLOCK_CLAUSES.keys() - {*_WHEREVER_IT_ENDS}
     if isinstance(step.command, Schedule):
         spared |= {"PUB-1", "STA-3"}
-    return broken(step, {*spared, *waived})
+    return failed_clauses(step, {*spared, *waived})

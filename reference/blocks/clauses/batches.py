@@ -103,16 +103,16 @@ def _explain_low_start(step: BlockStep, note: LaneNote) -> str:
 def _inputs_are_text(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
-        own = lane.tokens[: len(lane.tokens) - lane.drafts]
-        end = lane.start + len(own)
-        if list(own) != note.text[lane.start : end]:
+        own_tokens = lane.tokens[: len(lane.tokens) - lane.drafts]
+        end = lane.start + len(own_tokens)
+        if list(own_tokens) != note.text[lane.start : end]:
             expected = f"{lane.request} computes its text at [{lane.start}, {end})"
             return failure(expected, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
-            whole = count_text(len(note.text), "token")
-            expected = f"no token of {lane.request} is due: its text of {whole} is computed up to {end}"
+            text_length = count_text(len(note.text), "token")
+            expected = f"no token of {lane.request} is due: its text of {text_length} is computed up to {end}"
             if end == len(note.text):
-                expected = f"a token of {lane.request} is due: its text of {whole} is computed"
+                expected = f"a token of {lane.request} is due: its text of {text_length} is computed"
             sampled = count_text(len(lane.sampled), "sampled token")
             return failure(expected, sampled, AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):

@@ -18,14 +18,14 @@ from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, coun
     rule="blocks.facts",
     source="vllm KVCacheBlock.ref_cnt",
     scope="The null block is not counted.",
-    trigger=lambda s: any(len(named) > 1 for named in s.entries.values()),
+    trigger=lambda s: any(len(entries) > 1 for entries in s.entries.values()),
 )
 def _ref_count_is_owner_count(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
-        if block and refs != len(named := step.entries.get(block, ())):
-            who = " and ".join(map(_holder_text, named)) or "nobody"
-            hold = "hold" if len(named) > 1 else "holds"
-            expected = f"block {block} must have ref count {len(named)}: {who} {hold} it"
+        if block and refs != len(entries := step.entries.get(block, ())):
+            holders = " and ".join(map(_holder_text, entries)) or "nobody"
+            hold = "hold" if len(entries) > 1 else "holds"
+            expected = f"block {block} must have ref count {len(entries)}: {holders} {hold} it"
             return failure(expected, f"block {block} has ref count {refs}", AtBlock(block))
     return None
 
@@ -54,10 +54,10 @@ def _free_queue_has_unheld_blocks(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         due_times = int(block > 0 and refs == 0)
         if times[block] != due_times:
-            due = "must be in the free queue once" if due_times else "must not be in the free queue"
+            expectation = "must be in the free queue once" if due_times else "must not be in the free queue"
             often = f" {times[block]} times" if times[block] > 1 else ""
             observed = f"the free queue {'has' if times[block] else 'lacks'} block {block}{often}"
-            return failure(f"block {block} (ref count {refs}) {due}", observed, AtBlock(block))
+            return failure(f"block {block} (ref count {refs}) {expectation}", observed, AtBlock(block))
     return _swap_has_unheld_blocks(step)
 
 
@@ -91,13 +91,13 @@ def _swap_has_unheld_blocks(step: BlockStep) -> Failure | None:
     ),
 )
 def _block_serves_one_place(step: BlockStep) -> Failure | None:
-    for block, named in step.entries.items():
-        named = [each for each in named if each[1] >= 0]
-        if len({(group, at) for _, group, at in named}) > 1:
+    for block, entries in step.entries.items():
+        entries = [each for each in entries if each[1] >= 0]
+        if len({(group, at) for _, group, at in entries}) > 1:
             places = " and ".join(
-                f"entry {at} of {name} in group {group}" for name, group, at in named
+                f"entry {at} of {name} in group {group}" for name, group, at in entries
             )
-            at = (AtTable(name, group, at) for name, group, at in named)
+            at = (AtTable(name, group, at) for name, group, at in entries)
             return failure(
                 f"block {block} must serve one place", f"it is {places}", AtBlock(block), *at
             )

@@ -201,7 +201,7 @@ def _images_under_way(step: BlockStep) -> Iterator[tuple[str, str]]:
     """Yield each running request whose confirmed length ends within an image, and that image."""
     for name, bearer, _ in step.held_tables():
         text = bearer.text
-        end = bearer.sure
+        end = bearer.sure_count
         if step.after.requests[name].status != "RUNNING" or end >= len(text):
             continue
         start = end - position_of(text[end])

@@ -74,7 +74,7 @@ def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | Non
         start = window_start(layers, lane.start)
         if (first_position, list(stamps)) != (start, note.stamps[start:end]):
             pairs = enumerate(zip(stamps, note.stamps[first_position:end]), first_position)
-            position = next((at for at, (observed, due) in pairs if observed != due), start)
+            position = next((at for at, (observed, expected) in pairs if observed != expected), start)
             entry, _ = layers.slot_of(position)
             expected = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
             observed = f"{count_text(len(stamps), 'position')} from {first_position} on, wrong at {position}"
@@ -94,14 +94,14 @@ def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | Non
     rule="blocks.request_texts",
     source="vllm#47728",
     trigger=lambda s: any(
-        layers.window is not None and bearer.sure >= layers.window
+        layers.window is not None and bearer.sure_count >= layers.window
         for _, bearer, _ in s.held_tables()
         for layers in s.config.groups
     ),
 )
 def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held_tables():
-        sure = bearer.sure
+        sure = bearer.sure_count
         for group, layers in enumerate(step.config.groups):
             row = tables[group]
             if layers.state:  # STA-5
@@ -129,11 +129,11 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     why="A wrong write is caught at the write, not at a later read.",
     rule="blocks.request_texts",
     source="kvspec",
-    trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held_tables()),
+    trigger=lambda s: any(b.sure_count > 0 for _, b, _ in s.held_tables()),
 )
 def _held_content_stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held_tables():
-        sure = bearer.sure
+        sure = bearer.sure_count
         if bearer.void:
             continue
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
@@ -151,7 +151,7 @@ def _wrong_copy(step: BlockStep) -> Failure | None:
         fact = step.after.requests.get(name)
         if fact is None or fact.status != "SWAPPED":
             continue
-        sure = bearer.sure
+        sure = bearer.sure_count
         tables = swap.tables.get(name, ((),) * len(step.config.groups))
         for group, layers in enumerate(step.config.groups):
             start = window_start(layers, sure)
@@ -179,15 +179,15 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
         fact = step.after.requests[name]
         if fact.status != "RUNNING":
             continue
-        if bearer.sure > fact.computed:
-            expected = f"{name}: the scheduler counts at least {bearer.sure}"
-            return failure(expected, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
+        if bearer.sure_count > fact.computed:
+            expected = f"{name}: the scheduler counts at least {bearer.sure_count}"
+            return failure(expected, f"{fact.computed}", AtCount(name, "computed", bearer.sure_count))
         for group, layers in enumerate(step.config.groups):
             slots = len(tables[group]) * layers.block_size
-            due = fact.computed - layers.first_kept(0, fact.computed)
-            if slots < due and not layers.state:
-                expected = f"{name}: slots for {due} in group {group}"
-                return failure(expected, f"{slots}", AtCount(name, "slots", due, group))
+            expected_count = fact.computed - layers.first_kept(0, fact.computed)
+            if slots < expected_count and not layers.state:
+                expected = f"{name}: slots for {expected_count} in group {group}"
+                return failure(expected, f"{slots}", AtCount(name, "slots", expected_count, group))
     return None
 
 
@@ -208,9 +208,9 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     block that others read by an older hash, or twice with different KV."""
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
-    named: set[int] = set()
+    written_blocks: set[int] = set()
     if not step.after.merges and step.lanes:
-        named = {each.block for each in {*step.before.published} & {*step.after.published}}
+        written_blocks = {entry.block for entry in {*step.before.published} & {*step.after.published}}
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
@@ -226,11 +226,11 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
                 place = AtTable(lane.request, group, entry, position)
                 if not block:
                     return failure(f"{where} into a block of its own", "it has none there", place)
-                own = fact.tables[group] if fact is not None else ()
-                if entry >= len(own) or own[entry] != block:
+                own_table = fact.tables[group] if fact is not None else ()
+                if entry >= len(own_table) or own_table[entry] != block:
                     observed = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", observed, place)
-                if block in named and step.held_its_text(block):
+                if block in written_blocks and step.held_its_text(block):
                     if others := _previous_holders(step, block) - {lane.request}:
                         names = " and ".join(sorted(others))
                         observed = f"{names} has block {block} too, and its hash is older"
@@ -263,7 +263,7 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     scope="A ring has at most the blocks of its window, whatever the text's length.",
     concerns="outcomes, choices and order",
     trigger=lambda s: any(
-        window_start(layers, bearer.sure)
+        window_start(layers, bearer.sure_count)
         >= layers.block_size * (max_blocks_behind_window(s.config, layers) + 1)
         for _, bearer, _ in s.held_tables()
         for layers in s.config.groups
@@ -277,16 +277,16 @@ def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
                 if len(tables[group]) > (most := step.config.most_blocks(layers)):
                     limit = f"at most {count_text(most, 'block')}"
                     expected = f"{name} must have {limit} in the ring of group {group}"
-                    place = AtTable(name, group, most, query=bearer.sure)
+                    place = AtTable(name, group, most, query=bearer.sure_count)
                     return failure(expected, f"its table has {len(tables[group])}", place)
                 continue
-            behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
+            behind = tables[group][: window_start(layers, bearer.sure_count) // layers.block_size]
             unfreed = [index for index, block in enumerate(behind) if block]
             if len(unfreed) > (most := max_blocks_behind_window(step.config, layers)):
                 expected = f"{name} must keep at most {count_text(most, 'block')} behind its window"
                 blocks = count_text(len(unfreed), "block")
                 observed = f"{name} keeps {blocks} of group {group}, from entry {unfreed[0]} of its table on"
-                return failure(expected, observed, AtTable(name, group, unfreed[0], query=bearer.sure))
+                return failure(expected, observed, AtTable(name, group, unfreed[0], query=bearer.sure_count))
     return None
 
 

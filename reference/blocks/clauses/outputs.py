@@ -84,7 +84,7 @@ def _scheduler_has_the_clients_text(step: BlockStep) -> Failure | None:
         text = step.bearers[name].text
         if fact.tokens != tuple(text):
             pairs = enumerate(zip(fact.tokens, text))
-            position = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
+            position = next((i for i, (kept, sent) in pairs if kept != sent), None)
             observed = f"{len(fact.tokens)} tokens"
             if position is not None:
                 observed += f", another one at position {position}"

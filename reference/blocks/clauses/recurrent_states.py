@@ -99,7 +99,7 @@ def _published_state_matches_hash(step: BlockStep) -> Failure | None:
 def _published_states(step: BlockStep) -> list[Published]:
     """Return the published blocks of recurrent groups but the null block, which is block 0."""
     return [
-        each for each in step.after.published if each.block and step.config.groups[each.group].state
+        entry for entry in step.after.published if entry.block and step.config.groups[entry.group].state
     ]
 
 

@@ -111,7 +111,7 @@ class BlockStep(HostView):
         if not isinstance(command, Add) or (self.refused and not refused):
             return None
         length = prompt_len(command.prompt) + command.tokens
-        sane = length >= 1 <= command.max_tokens and all(each.tokens for each in command.prompt)
+        sane = length >= 1 <= command.max_tokens and all(piece.tokens for piece in command.prompt)
         never = f"its prompt leaves no output in {most} tokens" if length >= most else ""
         fits = sane and self.config.has_room_for(length + command.max_tokens)
         return Admission(command.request, never, fits, refused)
@@ -120,9 +120,9 @@ class BlockStep(HostView):
         """Return whether the block's content before the command matched its hashes."""
         owner, slots = self.before.memory[block]
         return all(
-            (owner, slots[: len(each.stamps)]) == (each.group, each.stamps)
-            for each in self.before.published
-            if each.block == block
+            (owner, slots[: len(entry.stamps)]) == (entry.group, entry.stamps)
+            for entry in self.before.published
+            if entry.block == block
         )
 
     def held_tables(self) -> Iterator[tuple[str, Bearer, Table]]:
@@ -173,8 +173,8 @@ class BlockStep(HostView):
                 position = start + first_wrong
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))
-                seen = self._describe_read(name, tables, group, position, read[first_wrong])
-                return failure(expected, seen, place)
+                read_kv = self._describe_read(name, tables, group, position, read[first_wrong])
+                return failure(expected, read_kv, place)
         return None
 
     def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
@@ -187,8 +187,8 @@ class BlockStep(HostView):
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
         if (source := self._foreign_source(name, position, value)) is not None:
-            mine = self.bearers[name].source
-            return f"block {block} holds KV of {source} there, and {name} has {mine}"
+            own_source = self.bearers[name].source
+            return f"block {block} holds KV of {source} there, and {name} has {own_source}"
         return f"block {block} holds KV of another token there"
 
     def _foreign_source(self, name: str, position: int, value: int) -> KvSource | None:

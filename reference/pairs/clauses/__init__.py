@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from reference.blocks.clauses import BLOCK_CLAUSES
-from reference.blocks.clauses import broken as broken_on_server
+from reference.blocks.clauses import failed_clauses as broken_on_server
 from reference.blocks.clauses import broken_off as broken_off_on_server
 from reference.clauses.registry import Clause, by_cause, in_order
 from reference.clauses.disaggregation import HANDED_OVER
@@ -18,7 +18,7 @@ from reference.pairs.clauses.registry import REGISTERED
 from reference.pairs.config import PairConfig
 from reference.pairs.step import PairStep
 
-__all__ = ["OF_PAIRS", "PAIR_CLAUSES", "PairStep", "broken", "broken_off", "clauses_of"]
+__all__ = ["OF_PAIRS", "PAIR_CLAUSES", "PairStep", "broken_off", "clauses_of", "failed_clauses"]
 OF_PAIRS = (
     HANDED_OVER
     | in_order(REGISTERED, (stale_promises, idle_leaks))
@@ -39,16 +39,16 @@ def _elsewhere(config: PairConfig, server: str) -> set[str]:
     return BLOCK_CLAUSES.keys() - clauses_of(config, server).keys()
 
 
-def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+def failed_clauses(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause). A clause that fails on both servers has the failure of the first."""
     failures: dict[str, tuple[Clause, Failure]] = {}
-    for each in OF_PAIRS.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            failures[each.id] = each, failure
+    for clause in OF_PAIRS.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            failures[clause.id] = clause, failure
     for server, side in step.sides.items():
-        for each, failure in broken_on_server(side, {*waived, *_elsewhere(step.config, server)}):
-            failures.setdefault(each.id, (each, on_server(server, failure)))
+        for clause, failure in broken_on_server(side, {*waived, *_elsewhere(step.config, server)}):
+            failures.setdefault(clause.id, (clause, on_server(server, failure)))
     return by_cause(list(failures.values()))
 
 

@@ -13,7 +13,7 @@ from reference.tiers.clauses import host_memory, reads, storage, transfers
 from reference.tiers.clauses.registry import REGISTERED
 from reference.tiers.step import TierStep
 
-__all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
+__all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "failed_clauses"]
 TIER_CLAUSES = (
     in_order(REGISTERED, (host_memory, transfers, reads, storage))
     | HANDED_OVER
@@ -22,11 +22,11 @@ TIER_CLAUSES = (
 OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XFER-3")
 
 
-def broken(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+def failed_clauses(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause)."""
     found = []
-    for each in TIER_CLAUSES.values():
-        if each.id not in waived and (failure := each.check(step)) is not None:
-            found.append((each, failure))
+    for clause in TIER_CLAUSES.values():
+        if clause.id not in waived and (failure := clause.check(step)) is not None:
+            found.append((clause, failure))
     return by_cause(found)

@@ -19,7 +19,7 @@ from stateful_tests.check.known_faults.causes import (
     REJECTED, Needs, needs, needs_to_avoid, possible_needs, without_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
-    Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
+    Mask, Standing, compare_with_base, do_the_same, fails_alike, masks_of_violation, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import mostly_refused
@@ -42,13 +42,13 @@ class Shape(NamedTuple):
     observed: str
 
 
-def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape:
+def shape_of(candidates: Sequence[Mask], trace: Trace, violation: Violation) -> Shape:
     """Return the shape of a violation that known faults may explain. Numbers do not matter, nor how many
     members of a list look alike, nor the names of adapters and salts."""
     failure = violation.failure_of(violation.clause)
     command = type(trace.commands[violation.step]).__name__
     words = (_words_of(text) for text in (failure.expected, failure.observed))
-    return Shape(violation.clauses, tuple(mask.fault.id for mask in under), command, *words)
+    return Shape(violation.clauses, tuple(mask.fault.id for mask in candidates), command, *words)
 
 
 def _words_of(text: str) -> str:
@@ -65,24 +65,24 @@ class Explained:
     shapes: Counter[Shape] = field(default_factory=Counter)
     attributed: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
 
-    def under(
-        self, system: AnySystem, under: Sequence[Mask], trace: Trace, violation: Violation,
+    def candidates(
+        self, system: AnySystem, candidates: Sequence[Mask], trace: Trace, violation: Violation,
         others: Collection[str],
     ) -> Sequence[Mask]:  # fmt: skip
         """Return the known faults that explain a violation, as `explains` decides; all candidates where
         that does not decide."""
-        shape = shape_of(under, trace, violation)
+        shape = shape_of(candidates, trace, violation)
         times = self.shapes[shape]
         in_full = times < _EXPLAINED_FIRST or times % _EXPLAINED_EVERY == 0
-        if in_full and not explains(system, under, trace, violation, others):
+        if in_full and not explains(system, candidates, trace, violation, others):
             return []
         self.shapes[shape] += 1
         ambiguous = violation.clause, shape.faults
         is_long = violation.step >= _ATTRIBUTED_LENGTH
-        if len(under) == 1 or is_long or self.attributed[ambiguous] >= _ATTRIBUTED:
-            return under
+        if len(candidates) == 1 or is_long or self.attributed[ambiguous] >= _ATTRIBUTED:
+            return candidates
         self.attributed[ambiguous] += 1
-        return [explaining(system, under, trace, violation.clause)]
+        return [explaining(system, candidates, trace, violation.clause)]
 
 
 def explaining_masks(
@@ -102,18 +102,18 @@ def explaining_masks(
     unless the two do the same, or a clause is violated that no known fault of the tree violates.
     """
     headline, *others = (
-        beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
+        compare_with_base(base, masks, trace, violation, clause, system) for clause in violation.clauses
     )
-    if all(each.stands is Standing.KNOWN for each in (headline, *others)):
-        return headline.under
+    if all(finding.stands is Standing.KNOWN for finding in (headline, *others)):
+        return headline.candidates
     if base is not None and not system.capabilities.system_kind.schedules:
         return []
     if base is not None and headline.stands is Standing.NEW:
         if do_the_same(system, base, trace, violation) or violates_more(masks, violation):
             return []
-    under = holding(masks, violation, violation.clause)
+    candidates = masks_of_violation(masks, violation, violation.clause)
     explained = explained or Explained()
-    return explained.under(system, under, trace, violation, clauses_of(masks, violation))
+    return explained.candidates(system, candidates, trace, violation, clauses_of(masks, violation))
 
 
 def violates_more(masks: Sequence[Mask], violation: Violation) -> bool:
@@ -131,7 +131,7 @@ def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
 
 def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
     """Return the needs of the traces of known faults."""
-    return [need for mask in masks for need in mask.needs(clause)]
+    return [need for mask in masks for need in mask.needs_of_traces(clause)]
 
 
 def explains(
@@ -163,7 +163,7 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause
-    of_clause = holding([*masks(system, clause=clause)], run.violation, clause)
+    of_clause = masks_of_violation([*masks(system, clause=clause)], run.violation, clause)
     if not explains(system, of_clause, run.trace, run.violation):
         return None
     return explaining(system, of_clause, run.trace, clause).fault
@@ -172,18 +172,20 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
 def known_fault_beside(
     base: AnySystem, beside_base: Sequence[Mask], system: AnySystem, run: Run
 ) -> KnownFault | None:
-    """Return the known fault of a tree that has a base: the base decides, as in a check. beside_base:
-    the masks of both."""
+    """Return the known fault of a tree that has a base: the base decides, as in a check.
+
+    beside_base: the masks of both.
+    """
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause
-    under = explaining_masks(system, base, beside_base, run.trace, run.violation)
-    if len(under) < 2:
-        return under[0].fault if under else None
+    candidates = explaining_masks(system, base, beside_base, run.trace, run.violation)
+    if len(candidates) < 2:
+        return candidates[0].fault if candidates else None
     # Beside a base masks do not say what their traces need, which tells several faults apart.
-    faults = [mask.fault for mask in under]
+    faults = [mask.fault for mask in candidates]
     of_tree = [mask for mask in masks(system, clause=clause) if mask.holds and mask.fault in faults]
-    return explaining(system, of_tree or under, run.trace, clause).fault
+    return explaining(system, of_tree or candidates, run.trace, clause).fault
 
 
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
@@ -192,7 +194,7 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
     prompt, one of received prompts needs none."""
     if len(masks) == 1:
         return masks[0]
-    known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
+    known = [(*shown, mask) for mask in masks for shown in mask.traces_of(clause)]
     needed_by_known = {need for _, needed, _ in known for need in needed}
     needed = {*needs(system, trace, clause, needed_by_known)}
 
@@ -201,7 +203,7 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
         return {*needs_of_own} <= needed, len(needs_of_own)
 
     most = max(map(shared, known))
-    best = [each for each in known if shared(each) == most]
+    best = [candidate for candidate in known if shared(candidate) == most]
     if len({id(mask) for *_, mask in best}) == 1:
         return best[0][2]
     here = possible_needs(system, trace)

@@ -23,7 +23,7 @@ from stateful_tests.check.trees.base_selection import Base, BaseKind, lies_betwe
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.known_faults.explanation import known_fault
-from stateful_tests.check.known_faults.masks import holding, masks, release_of
+from stateful_tests.check.known_faults.masks import masks_of_violation, masks, release_of
 from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.replays import replay
@@ -47,7 +47,10 @@ class Shows(StrEnum):
 
 
 class SeenOnRelease(NamedTuple):
-    """The behaviour of a release in a trace. fault: the id of a known fault, with FAULT."""
+    """The behaviour of a release in a trace.
+
+    fault: the id of a known fault, with FAULT.
+    """
 
     release: str
     what: Shows
@@ -174,12 +177,12 @@ class Lookup:
         """Return the observations of a trace on the releases, the nearest first."""
         shown = self._shown[trace]
         told = LookedUp(
-            conform=sum(each.what is Shows.CONFORMS for each in shown),
-            violate=tuple(each.release for each in shown if each.what is Shows.CLAUSE),
-            driven=sum(each.what is not Shows.UNDRIVEN for each in shown),
+            conform=sum(behaviour.what is Shows.CONFORMS for behaviour in shown),
+            violate=tuple(behaviour.release for behaviour in shown if behaviour.what is Shows.CLAUSE),
+            driven=sum(behaviour.what is not Shows.UNDRIVEN for behaviour in shown),
             left=self._left.get(trace, 0),
         )
-        faulty = next((each for each in shown if each.what is Shows.FAULT), None)
+        faulty = next((behaviour for behaviour in shown if behaviour.what is Shows.FAULT), None)
         if faulty is None:
             return told._replace(alike=self._fault_of_tree_and_base(trace))
         fault = known_faults()[faulty.fault]
@@ -211,7 +214,7 @@ class Lookup:
         if fault is None or run.violation is None:
             return ""
         of_base = [*masks(self.base.system, clause=trace.clause)]
-        held = holding(of_base, run.violation, run.violation.clause)
+        held = masks_of_violation(of_base, run.violation, run.violation.clause)
         return fault.id if any(mask.fault == fault for mask in held) else ""
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
@@ -224,9 +227,11 @@ class Lookup:
 
 
 def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
-    """Return the findings, each with the function that differs from the base in the file in which it
-    fails. differing: functions that differ from a release, which a tree may leave in many places: other
-    files say nothing."""
+    """Return the findings, each with the function that differs from the base in the file in which it fails.
+
+    differing: functions that differ from a release, which a tree may leave in many places: other files say
+        nothing.
+    """
     named = []
     for finding in findings:
         looked_up = finding.looked_up
@@ -241,8 +246,10 @@ def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding
 
 
 def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> str:
-    """Return the changed function that runs in the failing command, "" for none. near: only one of the file
-    in which it fails; else one of that file goes before others."""
+    """Return the changed function that runs in the failing command, "" for none.
+
+    near: only one of the file in which it fails; else one of that file goes before others.
+    """
     violation = finding.run.violation
     called = finding.run.called
     if violation is None or violation.step >= len(called):
@@ -257,7 +264,7 @@ def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> st
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
     """Return whether a release has shown a known fault."""
-    return any(each.fault for each in seen)
+    return any(finding.fault for finding in seen)
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
@@ -294,7 +301,7 @@ def behaviour_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
             run.violation.with_headline(clause),
             run.violation,
         )  # what comes with a known fault is a part of it
-        faults = (known_fault(system, replace(run, violation=each)) for each in headed)
+        faults = (known_fault(system, replace(run, violation=violation)) for violation in headed)
         fault = next(filter(None, faults), None)
     except UnusableImplementation:
         return nothing

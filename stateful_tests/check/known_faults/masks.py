@@ -106,7 +106,7 @@ class Mask:
         """Return its traces of a clause, each with its needs, or all its traces if none is of that clause."""
         return [each for each in self.there if each[0].clause == clause] or self.there
 
-    def needs(self, clause: str) -> list[Needs]:
+    def needs_of_traces(self, clause: str) -> list[Needs]:
         """Return the needs of its traces of a clause (see `traces_of`)."""
         return [needed for _, needed in self.traces_of(clause)]
 
@@ -155,8 +155,10 @@ class _Masking:
     on_base: bool = False
 
     def replay(self, file: str, trace: Trace, shown: str) -> None:
-        """Replay a trace of the fault. shown: the clause by which the release shows the fault. Raises
-        DoesNotStart and Misfit."""
+        """Replay a trace of the fault.
+
+        shown: the clause by which the release shows the fault. Raises DoesNotStart and Misfit.
+        """
         try:
             seen = replay(self.system, trace).violation
         except (DoesNotStart, Misfit):
@@ -271,7 +273,7 @@ def how_it_breaks(observed: str) -> str:
     return re.sub(r"\b[A-Z]\d+\b|\d+", "N", observed.partition(" at ")[0])
 
 
-def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:
+def masks_of_violation(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:
     """Return the known faults of the tree that may explain the violation of a clause."""
     held = [mask for mask in masks if mask.holds and clause in mask.fault.clauses]
     if clause != "BROKEN":
@@ -305,12 +307,12 @@ class Compared(NamedTuple):
     """
 
     stands: Standing
-    under: Sequence[Mask] = ()
+    candidates: Sequence[Mask] = ()
     why: str = ""
     undriven: bool = False
 
 
-def beside(
+def compare_with_base(
     base: AnySystem | None,
     masks: Sequence[Mask],
     trace: Trace,
@@ -325,8 +327,8 @@ def beside(
     """
     if base is None:
         return Compared(Standing.NEW)
-    under = holding(masks, violation, clause)
-    unseen = Compared(Standing.KNOWN if under else Standing.UNTOLD, under)
+    candidates = masks_of_violation(masks, violation, clause)
+    unseen = Compared(Standing.KNOWN if candidates else Standing.UNTOLD, candidates)
     commands = trace.commands[: violation.step + 1]
     try:
         run = replay(base, replace(trace, commands=commands, clause=clause))
@@ -339,13 +341,13 @@ def beside(
         if run.rows and run.rows[-1].outcome == Refused(Reason.UNFAITHFUL):
             no_step = f"{base.name} has come to a state in which no scheduler runs the last command"
             return unseen._replace(why=no_step)
-        if under and system is not None and _outcomes_differ(system, run):
+        if candidates and system is not None and _outcomes_differ(system, run):
             return unseen
         return Compared(Standing.NEW)
     if clause in seen.clauses and fails_alike(seen, violation, clause):
-        return Compared(Standing.KNOWN, under)
+        return Compared(Standing.KNOWN, candidates)
     first_violation = violation.first_violation or violation
-    if under:
+    if candidates:
         return unseen
     shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
     reason = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"

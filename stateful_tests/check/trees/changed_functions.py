@@ -73,8 +73,8 @@ class Changes(NamedTuple):
 
     def also_called(self, functions: Collection[SystemFunction]) -> Changes:
         """Return the changes with `functions` counted as called, by other runs than `first`."""
-        calls = dict.fromkeys((each for each in self.missed if each in functions), 0)
-        missed = tuple(each for each in self.missed if each not in functions)
+        calls = dict.fromkeys((function for function in self.missed if function in functions), 0)
+        missed = tuple(function for function in self.missed if function not in functions)
         return self._replace(called=self.called | calls, missed=missed)
 
     def callers(
@@ -124,15 +124,15 @@ def changes(
     )
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
-        each for each in changed if each.name == OUTSIDE and way in way_map.functions.get(each, {way})
+        name for name in changed if name.name == OUTSIDE and way in way_map.functions.get(name, {way})
     }
-    wanted = {each for each in changed if each not in ignored and each not in loaded}
+    wanted = {function for function in changed if function not in ignored and function not in loaded}
     called: Counter[SystemFunction] = Counter()
     calling_lines = set()
     for tried, line in enumerate(_interleave_kinds(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH_LINES}
         if way_map.files and tried >= MOST_TRIES:
-            sought = {each for each in sought if not called[each] and way_map.runs(each, way)}
+            sought = {function for function in sought if not called[function] and way_map.runs(function, way)}
         if not sought:
             break
         try:

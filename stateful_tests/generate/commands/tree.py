@@ -12,7 +12,7 @@ from reference.cursors import eviction_limit, floor_page
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of, lock_holders
 from reference.radix_tree import (
-    Key, Node, Sizes, Tree, nodes, path_of, shared_len, sizes, state_paths, usable,
+    Key, Node, Sizes, Tree, nodes, path_of, shared_len, sizes, state_paths, usable_length,
 )  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
 from impl.choices import once_in, pick
@@ -84,7 +84,7 @@ class MatchHarness(Harness[Match]):
         short = ""
         if matched < in_tree:
             short = "states keep it short" if was.tree.states else "tombstones keep it short"
-        elif command.full_only and matched > usable(was.tree, key[:matched]):
+        elif command.full_only and matched > usable_length(was.tree, key[:matched]):
             short = "over a tombstone"
         split = _count_nodes(now.tree.children) > _count_nodes(was.tree.children)
         return (

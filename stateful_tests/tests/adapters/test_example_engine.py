@@ -66,10 +66,10 @@ def test_a_fault_is_found(
     machine = kvspec.machine(fault, modes=[kvspec.Mode.FREE])
     # The first failure ends it; it is shrunk by kvspec alone.
     machine.TestCase.settings = settings(max_examples=500, phases=[Phase.generate])
-    with pytest.raises(kvspec.ClauseViolated) as found:
+    with pytest.raises(kvspec.ClauseViolated) as error:
         machine.TestCase("runTest").debug()
     saved = [file for file in tmp_path.glob("traces/*.json") if clause.lower() in file.name]
-    message = str(found.value)
+    message = str(error.value)
     assert "because" in message
     replay = f"kvspec replay {saved[0].relative_to(tmp_path)} --impl {__name__}:{fault.__name__}"
     assert f"replay  {replay}" in message

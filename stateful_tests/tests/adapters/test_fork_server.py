@@ -29,7 +29,7 @@ def server(monkeypatch):
 NAMES = itertools.count()
 
 
-def started(folder: Path, code: str, *arguments: str, launch=fork_server.launch, **variables):
+def start_module(folder: Path, code: str, *arguments: str, launch=fork_server.launch, **variables):
     """Return the process of a module with this code. It prints errors to the file `errors`."""
     name = f"module_{next(NAMES)}"
     body = textwrap.indent(code.strip(), "    ")
@@ -39,7 +39,7 @@ def started(folder: Path, code: str, *arguments: str, launch=fork_server.launch,
         return launch(command, env=child.environment([HOME, folder], **variables), stderr=errors)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_a_process_ends_with_its_status(tmp_path, launch, code, status):
-    process = started(tmp_path, code, launch=launch)
+    process = start_module(tmp_path, code, launch=launch)
     with process:
         assert process.wait(60) == process.poll() == process.returncode == status
 
@@ -73,7 +73,7 @@ print(sys.argv[1:], os.environ["OF_WORKER"], os.getcwd(), os.getsid(0) == os.get
 print(sys.stdin.buffer.read())
 raise ValueError("it ends")
 """
-    process = started(tmp_path, code, "a b", launch=launch, OF_WORKER="1")
+    process = start_module(tmp_path, code, "a b", launch=launch, OF_WORKER="1")
     with process:
         process.stdin.write(b"asked")
         process.stdin.close()
@@ -87,13 +87,13 @@ raise ValueError("it ends")
 def test_a_fork_has_torch_and_nothing_of_another_fork(tmp_path):
     code = "import sys; print('torch' in sys.modules, hasattr(sys, 'touched')); sys.touched = True"
     for _ in range(2):
-        process = started(tmp_path, code)
+        process = start_module(tmp_path, code)
         with process:
             assert process.stdout.read() == b"True False\n"
 
 
 def test_a_running_fork_takes_signals(tmp_path):
-    process = started(tmp_path, "import time; time.sleep(60)")
+    process = start_module(tmp_path, "import time; time.sleep(60)")
     with process:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -111,31 +111,31 @@ end_with_parent()
 print(os.getppid(), flush=True)
 time.sleep(60)
 """
-    process = started(tmp_path, code)
+    process = start_module(tmp_path, code)
     with process:
         os.kill(int(process.stdout.readline()), signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
-    following = started(tmp_path, "print('as ever')")
+    following = start_module(tmp_path, "print('as ever')")
     with following:
         assert following.stdout.read() == b"as ever\n"
 
 
 def test_the_server_ends_with_its_last_user(server, tmp_path):
-    process = started(tmp_path, "import os; print(os.getppid())")
+    process = start_module(tmp_path, "import os; print(os.getppid())")
     with process:
         parent = int(process.stdout.read())
-    assert parent != os.getpid() and alive(parent)
+    assert parent != os.getpid() and is_alive(parent)
     fork_server._forget_server()
     for _ in range(200):
-        if not alive(parent):
+        if not is_alive(parent):
             break
         time.sleep(0.05)
-    assert not alive(parent)
+    assert not is_alive(parent)
 
 
 def test_a_process_that_was_forked_from_a_user_uses_its_server(tmp_path):
     def server_of_process():
-        process = started(tmp_path, "import os; print(os.getppid())")
+        process = start_module(tmp_path, "import os; print(os.getppid())")
         with process:
             return process.stdout.read()
 
@@ -147,14 +147,14 @@ def test_a_process_that_was_forked_from_a_user_uses_its_server(tmp_path):
         finally:
             os._exit(0)
     os.close(answers)
-    with os.fdopen(asks, "rb") as said:
-        assert first and said.read() == first
+    with os.fdopen(asks, "rb") as answer:
+        assert first and answer.read() == first
     os.waitpid(user, 0)
 
 
 def test_the_mark_of_a_worker_does_not_end_the_server(tmp_path):
-    process = started(tmp_path, "import os; print(os.getppid())", **{child.MARK: "first"})
+    process = start_module(tmp_path, "import os; print(os.getppid())", **{child.MARK: "first"})
     with process:
         parent = int(process.stdout.read())
     child.end_all("first")
-    assert alive(parent)
+    assert is_alive(parent)

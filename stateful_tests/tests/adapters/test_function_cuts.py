@@ -33,7 +33,7 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def parsed(monkeypatch):
+def parsed_files(monkeypatch):
     """The files that were parsed, in order."""
     names: list[str] = []
     parse = ast.parse
@@ -60,35 +60,35 @@ def test_cut_functions_run_without_the_rest_of_the_file(file):
     assert functions["pages"].__qualname__ == "Scheduler.pages"
 
 
-def test_a_file_is_parsed_once_for_the_same_functions(file, parsed):
+def test_a_file_is_parsed_once_for_the_same_functions(file, parsed_files):
     assert (pages_of(file), pages_of(file, step=2)) == (9, 10)
-    assert parsed == ["server.py"]
+    assert parsed_files == ["server.py"]
     assert cut(file, frozenset({"twice"}), {"add": int.__add__})["twice"](3) == 6
-    assert parsed == ["server.py"] * 2
+    assert parsed_files == ["server.py"] * 2
 
 
-def test_a_changed_file_is_parsed_again(file, parsed):
+def test_a_changed_file_is_parsed_again(file, parsed_files):
     assert pages_of(file) == 9
     file.write_text(SERVER.replace("+ STEP", "- STEP"))
     assert (pages_of(file), pages_of(file)) == (7, 7)
-    assert parsed == ["server.py"] * 2
+    assert parsed_files == ["server.py"] * 2
 
 
 @pytest.mark.parametrize(
     "damage", [lambda kept: kept[:40], lambda kept: b"", lambda kept: b"x" + kept]
 )
-def test_a_damaged_copy_is_made_anew(file, parsed, damage):
+def test_a_damaged_copy_is_made_anew(file, parsed_files, damage):
     assert pages_of(file) == 9
-    [kept] = Path(sys.pycache_prefix).rglob("*.pyc")
-    kept.write_bytes(damage(kept.read_bytes()))
+    [cached_file] = Path(sys.pycache_prefix).rglob("*.pyc")
+    cached_file.write_bytes(damage(cached_file.read_bytes()))
     assert pages_of(file) == 9
-    assert parsed == ["server.py"] * 2
+    assert parsed_files == ["server.py"] * 2
 
 
-def test_nothing_is_kept_where_python_writes_no_bytecode(file, parsed, monkeypatch):
+def test_nothing_is_kept_where_python_writes_no_bytecode(file, parsed_files, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert (pages_of(file), pages_of(file)) == (9, 9)
-    assert parsed == ["server.py"] * 2
+    assert parsed_files == ["server.py"] * 2
     assert not Path(importlib.util.cache_from_source(str(file))).parent.exists()
 
 

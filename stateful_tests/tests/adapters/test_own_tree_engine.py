@@ -147,8 +147,8 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
     ],
 )  # fmt: skip
 def test_planted_faults_of_the_engine_are_named(fault, clause):
-    found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
-    assert found is not None and clause in found[0].clauses, found
+    violation = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
+    assert violation is not None and clause in violation[0].clauses, violation
 
 
 def step_of(*commands: Command) -> Step:
@@ -168,15 +168,16 @@ ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
 def follow_cursors(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
     """r's cursors in the reference, which follows a system, where both have these."""
     request = step.now.request("r")
-    seen = step.after.requests["r"]
+    request_facts = step.after.requests["r"]
     state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
-    requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
+    shown = request_facts.cursors._replace(**system)
+    requests = step.after.requests | {"r": request_facts._replace(cursors=shown)}
     now = adopt_tree_shape(step.was, state, step.command, step.after._replace(requests=requests))
-    found = now.request("r").cursors
+    cursors = now.request("r").cursors
     # it has moved, and the lock with it
-    if found.cache_protected_len != rules.get("cache_protected_len"):
-        assert len(radix.lock_of(now.tree, "r").key) == found.cache_protected_len
-    return found
+    if cursors.cache_protected_len != rules.get("cache_protected_len"):
+        assert len(radix.lock_of(now.tree, "r").key) == cursors.cache_protected_len
+    return cursors
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def test_a_check_finds_the_plausible_fault(fault, seed, monkeypatch):
     module = types.ModuleType("an_engine_with_a_fault")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(edit.text(HOME), edit.file, "exec"), vars(module))
-    found = first_violation(module.make(), plan("pr" if NIGHT else "smoke", seed=seed))
-    assert found is not None and (NIGHT or found[1] <= fault.within), found
+    violation = first_violation(module.make(), plan("pr" if NIGHT else "smoke", seed=seed))
+    assert violation is not None and (NIGHT or violation[1] <= fault.within), violation
 
 
 def test_each_fault_is_of_one_place():

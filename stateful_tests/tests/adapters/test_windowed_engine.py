@@ -55,8 +55,8 @@ class FreesSweptBlocksAgain(WindowedEngine):
 )
 def test_a_fault_is_found(fault, clauses, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(kvspec.ClauseViolated) as found:
+    with pytest.raises(kvspec.ClauseViolated) as error:
         kvspec.check(fault, presets=["page2"], examples=10)
-    assert clauses & {clause for run in found.value.runs for clause in run.violation.clauses}, (
-        found.value
+    assert clauses & {clause for run in error.value.runs for clause in run.violation.clauses}, (
+        error.value
     )

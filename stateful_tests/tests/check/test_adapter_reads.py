@@ -51,7 +51,7 @@ ADAPTERS = (
     Adapter(
         "sglang",
         "sglang",
-        sglang.every(TABLE),
+        sglang.all_lines(TABLE),
         {
             **dict.fromkeys(("clear", "copy", "insert", "match", "set", "accept", "attach"), FREE),
             **dict.fromkeys(
@@ -194,7 +194,7 @@ ADAPTERS = (
     Adapter(
         "lmdeploy",
         "lmdeploy",
-        lmdeploy.TABLES.every,
+        lmdeploy.TABLES.all_lines,
         {
             **dict.fromkeys(("append", "copy", "get", "update"), FREE),
             "add": "of our RequestSources",
@@ -227,7 +227,7 @@ ADAPTERS = (
     Adapter(
         "transformers",
         "transformers_paging",
-        transformers.TABLES.every,
+        transformers.TABLES.all_lines,
         {"update": FREE, "device": "of torch", "start": "of our BatchEntry"},
         {"stamped_cache.py: getattr(torch, name)": "of torch, no default"},
     ),
@@ -279,8 +279,8 @@ def test_states_that_facts_are_told_by_stand_in_a_table(adapter):
         pytest.skip(str(error))
     driven = [root / file for file in nearest.read(adapter.engine).files]
     members = enumeration_members(file for file in driven if file.is_file())
-    told = texts([*files(adapter), *CLAUSES]) & members
-    assert told <= names_in_tables(adapter.table) | {*adapter.accepted}
+    members_read = texts([*files(adapter), *CLAUSES]) & members
+    assert members_read <= names_in_tables(adapter.table) | {*adapter.accepted}
 
 
 @each

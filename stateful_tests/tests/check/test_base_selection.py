@@ -13,15 +13,15 @@ from ci.commands.shared import SystemSelector, Unusable
 from impl.loading import nearest
 from impl.loading.fetch import cache_folder
 from impl.system_spec import SystemSpec
-from stateful_tests.check.trees import base_selection, tree_history
-from stateful_tests.check.trees.base_selection import Base, BaseKind
+from stateful_tests.check.write_tree import base_selection, tree_history
+from stateful_tests.check.write_tree.base_selection import Base, BaseKind
 
 SCHEDULER = "sglang/srt/managers/scheduler.py"  # a driven file
 
 
 def git(folder, *arguments):
-    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
-    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
     return done.stdout.decode().strip()
 
 
@@ -227,7 +227,7 @@ class Past:
 
 
 @pytest.fixture
-def resolved(clone, monkeypatch):
+def resolved_selectors(clone, monkeypatch):
     """Checkouts resolve to Past, releases to a name; says what was resolved."""
     specs = []
 
@@ -253,21 +253,21 @@ def base_of_check(clone, named=None, since=None):
         return base
 
 
-def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved):
+def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved_selectors):
     (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber three\n")
     base = base_of_check(clone)
     head = git(clone, "rev-parse", "HEAD")[:9]
     assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
     assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line differs"
-    assert str(resolved[-1].spec) == "sglang+overlap" and base.system.closed
-    assert not Path(resolved[-1].checkout).exists(), "its files are removed"
+    assert str(resolved_selectors[-1].spec) == "sglang+overlap" and base.system.closed
+    assert not Path(resolved_selectors[-1].checkout).exists(), "its files are removed"
     assert (
         base_of_check(clone, "git:HEAD~1").text
         == f"git:{short_commit(clone, 'HEAD~1')} (HEAD~1), 2 lines differ"
     )
 
 
-def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved):
+def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved_selectors):
     """A line that stands there twice counts once: its removal is no distance."""
     (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber two\n")
     base = base_of_check(clone)
@@ -278,7 +278,7 @@ def short_commit(clone, revision):
     return git(clone, "rev-parse", revision)[:9]
 
 
-def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, monkeypatch, capsys):
+def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved_selectors, monkeypatch, capsys):
     (clone / "python" / SCHEDULER).write_text("number one\n")
 
     def lacks(_):
@@ -296,14 +296,14 @@ def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, m
 
 
 @pytest.mark.parametrize("edited", [True, False])
-def test_a_revision_that_is_none_is_refused(clone, resolved, edited):
+def test_a_revision_that_is_none_is_refused(clone, resolved_selectors, edited):
     if edited:
         (clone / "python" / SCHEDULER).write_text("number one\n")
     with pytest.raises(Unusable, match="--since nothing: bad revision 'nothing'"):
         base_of_check(clone, since="nothing")
 
 
-def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
+def test_a_clean_tree_is_compared_with_a_release(clone, resolved_selectors):
     assert base_of_check(clone).kind is BaseKind.RELEASE
 
 
@@ -329,7 +329,7 @@ def test_the_base_is_the_nearest_release_that_is_driven_in_the_way(clone, resolv
 
 @pytest.mark.parametrize(("lines", "is_release"), [(1, True), (2, False), (3, False)])
 def test_a_release_that_is_twice_as_near_as_the_merge_base_is_the_base(
-    clone, resolved, monkeypatch, capsys, lines, is_release
+    clone, resolved_selectors, monkeypatch, capsys, lines, is_release
 ):
     """An old branch of a fork was the base of a tree of upstream: a known fault of the release was NEW."""
     monkeypatch.setattr(nearest, "nearest", lambda *_: nearest.Nearest("0.5.23", lines))
@@ -355,7 +355,7 @@ def test_a_revision_goes_with_a_checkout(kvspec):
 
 
 @pytest.fixture
-def trees(tmp_path, monkeypatch):
+def write_tree(tmp_path, monkeypatch):
     """Writes a tree of one file."""
     monkeypatch.setattr(nearest, "read", lambda _: SimpleNamespace(files=("a.py",), releases=()))
 
@@ -371,13 +371,13 @@ def numbered_lines(first, end):
     return [f"line number {number}" for number in range(first, end)]
 
 
-def test_lines_that_one_has_and_the_other_has_not_differ(trees):
-    one = trees("one", ["the first", "the second", "  the third", "# what was said"])
-    two = trees("two", ["the first", "another second", "the third", "", "# what was told"])
-    assert base_selection.lines_between(one, two) == base_selection.lines_between(two, one) == 2
-    more = trees("more", ["the first", "the second", "the third", "the fourth", "the first"])
-    assert base_selection.lines_between(one, more) == 1
-    assert base_selection.lines_between(one, SimpleNamespace(name="torch")) is None
+def test_lines_that_one_has_and_the_other_has_not_differ(write_tree):
+    first_tree = write_tree("one", ["the first", "the second", "  the third", "# what was said"])
+    two = write_tree("two", ["the first", "another second", "the third", "", "# what was told"])
+    assert base_selection.lines_between(first_tree, two) == base_selection.lines_between(two, first_tree) == 2
+    more = write_tree("more", ["the first", "the second", "the third", "the fourth", "the first"])
+    assert base_selection.lines_between(first_tree, more) == 1
+    assert base_selection.lines_between(first_tree, SimpleNamespace(name="torch")) is None
 
 
 def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_path):
@@ -393,8 +393,8 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
     # The folder of the base in the cache counts for nothing.
     base = SimpleNamespace(name=f"vllm=={nearest_release.release}+async", root=tmp_path)
     assert nearest_release.lines and base_selection.lines_between(tree, base) == nearest_release.lines
-    told = Base(base, BaseKind.RELEASE, lines=nearest_release.lines)
-    assert told.text.endswith(f", {nearest.differing(nearest_release.lines)}")
+    distance = Base(base, BaseKind.RELEASE, lines=nearest_release.lines)
+    assert distance.text.endswith(f", {nearest.differing(nearest_release.lines)}")
 
 
 @pytest.mark.parametrize(
@@ -409,19 +409,19 @@ def test_a_distance_is_told_in_lines(count, says):
     ("own_lines", "share", "between"),
     [(0, 0.0, False), (9, 0.09, False), (10, 0.1, True), (100, 1.0, True)],
 )
-def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, share, between):
-    base = trees("base", numbered_lines(0, 50))
-    release = trees("release", numbered_lines(50, 150))
-    tree = trees("tree", numbered_lines(0, 50) + numbered_lines(50, 50 + own_lines))
+def test_a_tree_between_two_releases_has_much_of_the_other(write_tree, own_lines, share, between):
+    base = write_tree("base", numbered_lines(0, 50))
+    release = write_tree("release", numbered_lines(50, 150))
+    tree = write_tree("tree", numbered_lines(0, 50) + numbered_lines(50, 50 + own_lines))
     lines = [*map(base_selection.lines_of, (tree, release, base))]
     assert base_selection.share_of_lines(*lines) == pytest.approx(share)
     assert base_selection.lies_between(*lines) is between
 
 
-def test_a_small_share_is_a_coincidence(trees):
-    base = trees("base", [])
-    release = trees("release", numbered_lines(0, 1000))
-    tree = trees("tree", numbered_lines(0, 20))
+def test_a_small_share_is_a_coincidence(write_tree):
+    base = write_tree("base", [])
+    release = write_tree("release", numbered_lines(0, 1000))
+    tree = write_tree("tree", numbered_lines(0, 20))
     assert not base_selection.lies_between(*map(base_selection.lines_of, (tree, release, base)))
 
 

@@ -163,13 +163,13 @@ def test_undrivable_parts_of_a_plan_are_reported():
 
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
-    whole = for_system(plan("smoke"), ReferenceSystem())
+    whole_plan = for_system(plan("smoke"), ReferenceSystem())
     planned = plan_order.batches(
-        ReferenceSystem(), whole, plan_order.configurations(ReferenceSystem(), whole)
+        ReferenceSystem(), whole_plan, plan_order.configurations(ReferenceSystem(), whole_plan)
     )
     early = [batch.config for batch in islice(planned, 60) if batch.config.machine != "corpus"]
-    assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}
-    assert {c.machine for c in early} == {*whole.machines}
+    assert {c.preset for c in early} == {*whole_plan.presets} and {c.mode for c in early} == {*Mode}
+    assert {c.machine for c in early} == {*whole_plan.machines}
 
 
 class ComesApart(ReferenceSystem):
@@ -240,7 +240,7 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     """Python waits for them at its exit."""
     before = {*active_children()}
     processes = Processes(1)
-    [mine] = {*active_children()} - before
+    [process] = {*active_children()} - before
 
     def interrupt_check(**_):
         raise KeyboardInterrupt
@@ -248,7 +248,7 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     monkeypatch.setattr(processes._pool, "shutdown", interrupt_check)
     with pytest.raises(KeyboardInterrupt):
         processes.close()
-    assert wait([mine.sentinel], 10)  # not exitcode: the pool's thread may be the one that reaps it
+    assert wait([process.sentinel], 10)  # not exitcode: the pool's thread may be the one that reaps it
     monkeypatch.undo()
     processes.close()  # the pool's own pipes and thread
 

@@ -49,8 +49,8 @@ REST = SystemFunction("cache.py", OUTSIDE)
 @pytest.fixture
 def root(tmp_path):
     def git(*arguments):
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     (tmp_path / "python").mkdir()
     (tmp_path / "python" / "cache.py").write_text(BEFORE)
@@ -95,8 +95,9 @@ def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_pa
     differ = changed_functions.differences_from_base(base, tree, called)
     assert set(differ.called) == {FREE}
     assert differ.callers([[SIZE], [FREE]]) == {FREE: [1]}
-    whole = changed_functions.differences_from_base(base, tree, [SystemFunction("new.py", "Cache.free")])
-    assert SystemFunction("new.py", "Cache.size") in whole.called
+    called = [SystemFunction("new.py", "Cache.free")]
+    differences = changed_functions.differences_from_base(base, tree, called)
+    assert SystemFunction("new.py", "Cache.size") in differences.called
     for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
         assert changed_functions.differences_from_base(*pair, called).called == {}
 
@@ -250,13 +251,13 @@ def test_a_failure_of_git_is_one_line(root, kvspec):
 def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
     system = Checkout()
-    how = system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
+    options = system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
     system.root = root
     selector = SystemSelector(SystemSpec("sglang"), str(root))
     plan = check_plans.plan("smoke")
 
     def change_log(base):
-        return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
+        return system_check._find_changes(system, selector, base, plan, options, {}, InterruptGuard({}))
 
     result = change_log(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
     assert {*result.called} == {FREE} and result.revision == "reference"

@@ -19,7 +19,7 @@ def test_the_document_has_the_number_of_situations():
 
 def test_each_line_of_the_corpus_meets_its_situation_at_its_end():
     """A rule that has changed, or a situation that is no more: `python -m ci.corpus`."""
-    assert [line for line in corpus.load() if corpus.meets(line) != len(line.commands) - 1] == []
+    assert [line for line in corpus.load() if corpus.step_of_situation(line) != len(line.commands) - 1] == []
 
 
 def test_the_corpus_has_the_situations_in_the_sizes_of_the_presets_as_well():

@@ -31,7 +31,7 @@ def finding_of(*clauses: str, trace: Trace = TRACE) -> Finding:
 
 
 @pytest.fixture
-def shrunk(monkeypatch):
+def shrunk_clauses(monkeypatch):
     """The clauses whose traces a finder shrinks. Each trace violates whatever clause is asked about."""
     clauses_asked = []
 
@@ -48,49 +48,49 @@ def shrunk(monkeypatch):
     return clauses_asked
 
 
-def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
-    looked = Finder(SimpleNamespace(name="torch"))
-    looked.take(violation("RUN-3", "OWN-3", "PUB-1", "PRO-1"), TRACE)
-    assert shrunk == ["PUB-1"]
-    assert [*looked.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
+def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk_clauses):
+    finder = Finder(SimpleNamespace(name="torch"))
+    finder.take(violation("RUN-3", "OWN-3", "PUB-1", "PRO-1"), TRACE)
+    assert shrunk_clauses == ["PUB-1"]
+    assert [*finder.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
 
 
 @pytest.fixture
-def finder_of_pub(shrunk):
+def finder_of_pub(shrunk_clauses):
     """A finder that has shrunk a trace of PUB-1, and found RUN-3 beside PUB-1 in a later one."""
-    looked = Finder(SimpleNamespace(name="torch"))
-    looked.take(violation("PUB-1"), TRACE)
-    looked.take(violation("RUN-3", "PUB-1"), replace(TRACE, commands=(Open("s2"), Close("s2"))))
-    return looked
+    finder = Finder(SimpleNamespace(name="torch"))
+    finder.take(violation("PUB-1"), TRACE)
+    finder.take(violation("RUN-3", "PUB-1"), replace(TRACE, commands=(Open("s2"), Close("s2"))))
+    return finder
 
 
-def test_a_violation_that_an_earlier_trace_shows_is_not_shrunk(finder_of_pub, shrunk):
-    assert shrunk == ["PUB-1"]
+def test_a_violation_that_an_earlier_trace_shows_is_not_shrunk(finder_of_pub, shrunk_clauses):
+    assert shrunk_clauses == ["PUB-1"]
     assert finder_of_pub.new["RUN-3"].commands == finder_of_pub.new["PUB-1"].commands
 
 
-def test_a_violation_by_itself_is_shrunk(finder_of_pub, shrunk):
+def test_a_violation_by_itself_is_shrunk(finder_of_pub, shrunk_clauses):
     finder_of_pub.take(violation("OWN-3"), TRACE)
-    assert shrunk == ["PUB-1", "OWN-3"]
+    assert shrunk_clauses == ["PUB-1", "OWN-3"]
 
 
-def test_a_violation_beside_a_known_one_in_another_mode_is_shrunk(finder_of_pub, shrunk):
+def test_a_violation_beside_a_known_one_in_another_mode_is_shrunk(finder_of_pub, shrunk_clauses):
     finder_of_pub.take(violation("LEN-1", "RUN-3"), replace(TRACE, mode=Mode.FREE))
-    assert "LEN-1" in shrunk
+    assert "LEN-1" in shrunk_clauses
 
 
-def test_without_wrong_kv_the_first_of_the_step_is_shrunk(shrunk):
-    looked = Finder(SimpleNamespace(name="torch"))
-    looked.take(violation("RUN-3", "OWN-3"), TRACE)
-    assert shrunk == ["RUN-3"]
+def test_without_wrong_kv_the_first_of_the_step_is_shrunk(shrunk_clauses):
+    finder = Finder(SimpleNamespace(name="torch"))
+    finder.take(violation("RUN-3", "OWN-3"), TRACE)
+    assert shrunk_clauses == ["RUN-3"]
 
 
-def test_wrong_kv_leads_a_report(shrunk):
-    looked = Finder(SimpleNamespace(name="torch"))
+def test_wrong_kv_leads_a_report(shrunk_clauses):
+    finder = Finder(SimpleNamespace(name="torch"))
     told = []
-    looked.found = lambda traces, _: told.append([*traces])
+    finder.found = lambda traces, _: told.append([*traces])
     for clause in ("PRO-1", "RUN-3", "READ-3"):
-        looked.take(violation(clause), TRACE)
+        finder.take(violation(clause), TRACE)
     assert told[-1] == ["READ-3", "RUN-3", "PRO-1"]
 
 

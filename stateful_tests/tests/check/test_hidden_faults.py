@@ -74,12 +74,12 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
     system, clause, ends
 ):
     trace = Trace(preset("page1"), Mode.FAITHFUL, RETRACTED_ABORTED_CLOSED, clause=clause)
-    seen = replay(system, trace)
-    assert seen.trace == trace
+    violation = replay(system, trace)
+    assert violation.trace == trace
     assert ends == (
-        None if seen.violation is None else (seen.violation.clause, seen.violation.step)
+        None if violation.violation is None else (violation.violation.clause, violation.violation.step)
     )
-    assert len(seen.rows) == (7 if ends is None else ends[1] + 1)
+    assert len(violation.rows) == (7 if ends is None else ends[1] + 1)
 
 
 @pytest.mark.parametrize(

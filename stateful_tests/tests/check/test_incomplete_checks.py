@@ -88,11 +88,11 @@ def test_clauses_of_features_that_an_engine_does_not_declare_are_not_tallied():
     every_command = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
     everything = Capabilities(commands=every_command, recurrent=True, encodes=True, drafter=True)
     alone = new_tallies(BlockEngine.capabilities)
-    whole = new_tallies(everything)
-    assert whole.keys() == {*BLOCK_CLAUSES}
+    all_tallies = new_tallies(everything)
+    assert all_tallies.keys() == {*BLOCK_CLAUSES}
     lacks = {"KEY-1", "PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
     lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5", "ENC-6", "DRAFT-1", "DRAFT-2"}
-    assert whole.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
+    assert all_tallies.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
 
 
 class RefusesAll(ReferenceSystem):

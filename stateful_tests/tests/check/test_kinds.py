@@ -89,9 +89,9 @@ def test_a_trace_of_its_own_kind_fits(kind):
     ("kind", "other"), [*permutations(KINDS.values(), 2)], ids=lambda kind: kind.name
 )
 def test_a_trace_of_another_kind_does_not_fit_and_the_message_names_a_system_that_fits(kind, other):
-    with pytest.raises(UnusableImplementation) as caught:
+    with pytest.raises(UnusableImplementation) as error:
         check_fits(DeclaredSystem(kind), next(iter(other.presets.values())))
-    message = str(caught.value)
+    message = str(error.value)
     assert message.startswith(f"broken {kind.words}: the trace needs ")
     [*_, suitable_name] = re.findall(r"--impl (\S+)", message)
     if suitable_name != "module:factory":  # else no release has the kind

@@ -63,8 +63,8 @@ def check_tree(tree, kind, base=TorchKV):
     chosen = Base(before, kind)
     result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
-    for each in data["findings"]:
-        each["not_saved"] = "not saved"
+    for finding in data["findings"]:
+        finding["not_saved"] = "not saved"
     check_text.check(out := text_output.console(io.StringIO()), data)
     return result, data, " ".join(out.file.getvalue().split())
 
@@ -87,19 +87,19 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
     fault = (
         "retract-ends-turn" if excused else "rejection-ends-turn"
     )  # the plan goes on: a smaller trace
-    said = (
+    report_line = (
         f"nothing new; known in other releases: {fault};"
         if excused
         else f"SES-2; like known: {fault};"
     )
-    assert said in data["verdict"]
+    assert report_line in data["verdict"]
     ends = "lies between such a release and the base" if excused else "may have what brought it, or"
-    seen = f"sglang==0.5.22 violates it in this trace too (known: {fault}, in 0.5.20 to 0.5.23)"
-    assert f"{seen}: your tree {ends}" in text
+    seen_line = f"sglang==0.5.22 violates it in this trace too (known: {fault}, in 0.5.20 to 0.5.23)"
+    assert f"{seen_line}: your tree {ends}" in text
     tree, faulty, before = (release_lines("sglang", f"0.5.{number}") for number in (21, 22, 23))
-    asked = kind is BaseKind.RELEASE
-    assert (compared != []) is asked and all(trees == (tree, faulty, before) for trees in compared)
-    skipped = f'<skipped message="{seen}'.encode()
+    is_release = kind is BaseKind.RELEASE
+    assert (compared != []) is is_release and all(trees == (tree, faulty, before) for trees in compared)
+    skipped = f'<skipped message="{seen_line}'.encode()
     assert (skipped in text_of(data)) is excused
 
 
@@ -118,11 +118,11 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     monkeypatch.setattr(lookup, "known_faults", lambda: {fault.id: fault})
     monkeypatch.setattr(lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
     system = named_faults(TorchKV, f"sglang=={tree}", release=tree)
-    looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), kind), system)
+    finder = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), kind), system)
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
-    shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
-    looked._shown[trace] = [shown]
-    text = looked._observations(trace)
+    seen_on_release = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
+    finder._shown[trace] = [seen_on_release]
+    text = finder._observations(trace)
     assert (text.seen_in, text.fixed, text.older) == ("sglang==0.5.20", "0.5.22", older)
 
 
@@ -162,15 +162,15 @@ def test_a_known_fault_of_tree_and_base_that_no_release_shows_is_named_and_new(m
 
 @pytest.mark.parametrize(("breaks", "alike"), [("KeyError: N", True), ("IndexError: none", False)])
 def test_a_failure_is_like_a_known_one_that_breaks_the_base_with_the_same_text(breaks, alike, monkeypatch):
-    fault = next(each for each in known_faults().values() if "BROKEN" in each.clauses)
+    fault = next(known_fault for known_fault in known_faults().values() if "BROKEN" in known_fault.clauses)
     trace = Trace(PRESETS["page1"], Mode.FREE, (), clause="BROKEN")
     failed = Violation("BROKEN", 0, Failure("done", "KeyError: 7 at a.py:3"))
     monkeypatch.setattr(lookup, "replay", lambda *_: Run("tree", trace, (), failed))
     monkeypatch.setattr(lookup, "known_fault", lambda *_: fault)
     mask = Mask(fault, there=((trace, ()),), breaks=frozenset({breaks}))
     monkeypatch.setattr(lookup, "masks", lambda *_, **__: [mask])
-    looked = Lookup(Base(TorchKV(), BaseKind.RELEASE), TorchKV())
-    assert looked._fault_of_tree_and_base(trace) == (fault.id if alike else "")
+    looked_up = Lookup(Base(TorchKV(), BaseKind.RELEASE), TorchKV())
+    assert looked_up._fault_of_tree_and_base(trace) == (fault.id if alike else "")
 
 
 def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):
@@ -227,11 +227,11 @@ def test_a_break_that_a_near_base_does_not_show_is_not_laid_to_the_adapter(monke
 
 @pytest.mark.parametrize(("fault", "looked_up"), [("f", 9), ("", lookup.MOST_TRACES)])
 def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up):
-    shown = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
+    behaviour = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
     monkeypatch.setattr(
         lookup,
         "behaviours_by_name",
-        lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
+        lambda traces, _, name: [lookup.SeenOnRelease(name, behaviour, fault) for _ in traces],
     )
     system = named_faults(TorchKV, "sglang==0.5.21", release="0.5.21")
     looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
@@ -256,8 +256,8 @@ def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
     releases = Releases(monkeypatch)
     system = named_faults(KeepsOnThreeWays, "torch+x")
     before = TorchKV()
-    looked = Lookup(Base(before, BaseKind.STATED), system)
-    assert campaign.run(system, PLAN, base=before, lookup=looked).exit_code == 1
+    looked_up = Lookup(Base(before, BaseKind.STATED), system)
+    assert campaign.run(system, PLAN, base=before, lookup=looked_up).exit_code == 1
     assert not releases.asked
 
 
@@ -329,8 +329,8 @@ def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, cla
     fault = known_faults()["session-forgets-namespace"]
     trace = Trace(PRESETS["page1"], Mode.FREE, (), clause=clause)
     failure = Failure("a", "b")
-    shown = Violation("TREE-3", 0, failure, ("READ-2",), (failure,))
-    monkeypatch.setattr(lookup, "replay", lambda *_: Run(trace, "x", (), shown))
+    violation = Violation("TREE-3", 0, failure, ("READ-2",), (failure,))
+    monkeypatch.setattr(lookup, "replay", lambda *_: Run(trace, "x", (), violation))
     monkeypatch.setattr(
         lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
     )

@@ -79,7 +79,7 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
     data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known_masks)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
-    [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
+    [first] = [known for known in data["known"] if known["id"] == "retract-ends-turn"]
     assert first["masked"]
     assert first["times"]
     assert first["state"] == "still there"
@@ -98,19 +98,19 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     assert Retract not in kinds
     assert not rejected_turns(finding.run)
     assert known_fault(system, finding.run) is None
-    found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
-    assert [each.name for each in found] == ["SES-2"] and not found[0].old
-    assert replay(THREE, found[0].run.trace).violation is None  # a smaller trace keeps the witness
+    clauses_found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
+    assert [clause.name for clause in clauses_found] == ["SES-2"] and not clauses_found[0].old
+    assert replay(THREE, clauses_found[0].run.trace).violation is None  # a smaller trace keeps the witness
 
 
 def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
-    looked = Finder(THREE, masks=list(masks(THREE)))
+    finder = Finder(THREE, masks=list(masks(THREE)))
     read = Violation("READ-1", 1, Failure("x", "y"))
     known = replace(read, clause="SES-2", also=("READ-1",), others=(read.failure,))
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
-    assert looked._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, read)
-    assert not looked._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, known)
-    assert looked._allowed_shrinks(known, "READ-1", Standing.NEW)(trace, known)
+    assert finder._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, read)
+    assert not finder._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, known)
+    assert finder._allowed_shrinks(known, "READ-1", Standing.NEW)(trace, known)
 
 
 @pytest.mark.parametrize("where", [explanation, finder])
@@ -130,8 +130,8 @@ def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monk
 def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
     """BROKEN is one clause for all that can break."""
 
-    def broken(how):
-        return Violation("BROKEN", 1, Failure("done", f"{how} at a.py:7"))
+    def broken(failure):
+        return Violation("BROKEN", 1, Failure("done", f"{failure} at a.py:7"))
 
     known = replace(KNOWN[0], breaks=frozenset({"KeyError: N"}))
     allowed = Finder(THREE, masks=[known])._allowed_shrinks(broken("IndexError: 2"), "BROKEN", Standing.NEW)
@@ -227,12 +227,12 @@ def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     system = as_release(
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )
-    found = by_id(system)
-    pinned = found["lock-pins-a-whole-leaf"]
-    ends = found["retract-ends-turn"]
+    masks_found = by_id(system)
+    pinned = masks_found["lock-pins-a-whole-leaf"]
+    ends = masks_found["retract-ends-turn"]
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
-    assert "TREE-7" not in also_checked(system, list(found.values()))
+    assert "TREE-7" not in also_checked(system, list(masks_found.values()))
     assert by_id(as_release(TorchKV))["retract-ends-turn"].gone
 
 

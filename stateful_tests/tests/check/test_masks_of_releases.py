@@ -45,14 +45,14 @@ def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, rel
     known_masks = list(masks(system))
     requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
     can = system.capabilities
-    shown = {  # of every way, by traces with recurrent state alone
+    masks_by_trace = {  # of every way, by traces with recurrent state alone
         "queued-abort-finishes-turn": can.recurrent or can.tracks,
         "second-retract-takes-a-second-state": can.recurrent,
     }
-    requested = [fault for fault in requested if shown.get(fault, True)]
+    requested = [fault for fault in requested if masks_by_trace.get(fault, True)]
     assert [mask.fault.id for mask in known_masks] == requested
-    gone = [mask.fault.id for mask in known_masks if not mask.holds]
-    assert gone == []
+    gone_faults = [mask.fault.id for mask in known_masks if not mask.holds]
+    assert gone_faults == []
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
     (trace, _) = retracts.there[0]
     explained = Explained()
 
-    def under(number, masks=(retracts, rejects), command=Abort):
+    def explained_by(number, masks=(retracts, rejects), command=Abort):
         commands = (*trace.commands[:-1], command("r1"))
-        seen = Violation("SES-2", len(commands) - 1, Failure("x", f"{number} tokens"))
-        return explained.under(THREE, masks, replace(trace, commands=commands), seen, ())
+        violation = Violation("SES-2", len(commands) - 1, Failure("x", f"{number} tokens"))
+        return explained.candidates(THREE, masks, replace(trace, commands=commands), violation, ())
 
-    assert [under(number) for number in range(3)] == [[retracts]] * 3
-    assert [under(number) for number in range(3, 33)] == [(retracts, rejects)] * 30
+    assert [explained_by(number) for number in range(3)] == [[retracts]] * 3
+    assert [explained_by(number) for number in range(3, 33)] == [(retracts, rejects)] * 30
     assert looked == [0, 1, 16, 32] and len(told) == 3
-    assert under(0, command=Retract) == []  # another shape, which nothing explains
+    assert explained_by(0, command=Retract) == []  # another shape, which nothing explains
     assert looked[4:] == [33]
-    assert under(33) == (retracts, rejects)
+    assert explained_by(33) == (retracts, rejects)
     assert len(looked) == 5
 
 
@@ -150,11 +150,11 @@ def test_a_long_trace_is_not_attributed(monkeypatch):
     [retracts, rejects] = KNOWN
     (trace, _) = retracts.there[0]
     commands = (*(Decode(("r9",)),) * 60, trace.commands[-1])
-    seen = Violation("SES-2", len(commands) - 1, Failure("x", "y"))
+    violation = Violation("SES-2", len(commands) - 1, Failure("x", "y"))
     monkeypatch.setattr(explanation, "explains", lambda *_: True)
     monkeypatch.setattr(explanation, "explaining", lambda *_: retracts)
     both = retracts, rejects
-    assert Explained().under(THREE, both, replace(trace, commands=commands), seen, ()) == both
+    assert Explained().candidates(THREE, both, replace(trace, commands=commands), violation, ()) == both
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
@@ -188,11 +188,11 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in explaining_masks(system, base, known_masks, trace, violation)] == [
+        assert [mask.fault.id for mask in explaining_masks(system, base, known_masks, trace, violation)] == [
             fault
         ]
     assert fault in {
-        each.fault.id for each in explaining_masks(system, system, known_masks, trace, violation)
+        mask.fault.id for mask in explaining_masks(system, system, known_masks, trace, violation)
     }
     short = [
         replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known_masks

@@ -249,13 +249,13 @@ class Driven(list):
 
 
 @pytest.fixture
-def drives(monkeypatch):
+def driven_ways(monkeypatch):
     """Ways end with an exit code; says which were driven, and with which plans."""
     driven = Driven()
 
-    def drive(selector, plan, how):
+    def drive(selector, plan, options):
         name = str(selector.spec)
-        driven.append((name, plan.commands, how.other_ways, how.base))
+        driven.append((name, plan.commands, options.other_ways, options.base))
         if name.endswith("rust"):
             raise Unusable("no compiled core")
         if name in driven.interrupts:
@@ -273,16 +273,16 @@ def drive_ways(result, base=None):
     reports = []
     saves = []
     others = choose_ways([ALLOC, HOST], [HOST])
-    how = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
+    options = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")
-    system_check._drive_ways(result, others, selector, Tree, how, reports, saves)
+    system_check._drive_ways(result, others, selector, Tree, options, reports, saves)
     return reports
 
 
-def test_some_ways_are_driven_and_the_others_named(drives):
+def test_some_ways_are_driven_and_the_others_named(driven_ways):
     result = CheckResult("sglang@checkout", "smoke", 0)
     reports = drive_ways(result, "sglang==0.5.22")
-    assert drives[0] == ("sglang+hicache", 3_333, False, "sglang==0.5.22")
+    assert driven_ways[0] == ("sglang+hicache", 3_333, False, "sglang==0.5.22")
     assert result.ways == {"hicache": "violates HOST-1", "overlap": "conforms"}
     assert result.not_driven["rust"] == "no compiled core"
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
@@ -297,30 +297,30 @@ def test_undriven_ways_with_one_reason_are_named_together():
     result.not_driven |= {"rust": "no compiled core", "": "no time"}
     verdict = check_verdict(result, (), Capabilities(), None)
     left = "not driven: what changed runs in"
-    alike = f"+hicache, +rust+overlap ({command.format('WAY')})"
-    assert f"{left} {alike}, +rust (no compiled core), plain (no time)" in verdict
+    ways_alike = f"+hicache, +rust+overlap ({command.format('WAY')})"
+    assert f"{left} {ways_alike}, +rust (no compiled core), plain (no time)" in verdict
     del result.not_driven["rust+overlap"]
     assert f"+hicache ({command.format('hicache')})" in check_verdict(
         result, (), Capabilities(), None
     )
 
 
-def test_a_way_that_finds_something_is_the_last(drives):
-    drives.code = 1
+def test_a_way_that_finds_something_is_the_last(driven_ways):
+    driven_ways.code = 1
     result = CheckResult("sglang@checkout", "smoke", 0)
     assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
 
 
-def test_an_interrupt_in_another_way_reports_all_findings(drives):
-    drives.interrupts = ("sglang+overlap",)
+def test_an_interrupt_in_another_way_reports_all_findings(driven_ways):
+    driven_ways.interrupts = ("sglang+overlap",)
     result = CheckResult("sglang@checkout", "smoke", 0)
     assert len(drive_ways(result)) == 1 and result.interrupted
     assert {*result.not_driven} >= {"overlap", "rust"}
 
 
-def test_earlier_findings_come_first(drives):
+def test_earlier_findings_come_first(driven_ways):
     result = CheckResult("sglang@checkout", "smoke", 0, findings=[finding()])
-    assert drive_ways(result) == [] and not drives
+    assert drive_ways(result) == [] and not driven_ways
     assert [*result.not_driven] == ["hicache", "overlap", "rust", "rust+overlap", "rust+hicache"]
 
 

@@ -32,7 +32,7 @@ new = "return 2"
 
 
 @pytest.fixture
-def read(tmp_path):
+def faults_of_text(tmp_path):
     def faults(text):
         (tmp_path / "faults.toml").write_text(text)
         return read_faults(tmp_path / "faults.toml")
@@ -49,13 +49,13 @@ def test_each_file_is_in_the_notation(path):
     )
 
 
-def test_a_fault_inherits_the_fields_of_its_file(read):
-    [fault] = read(TABLE).values()
+def test_a_fault_inherits_the_fields_of_its_file(faults_of_text):
+    [fault] = faults_of_text(TABLE).values()
     assert (fault.clause, fault.presets, fault.kind) == ("BLK-1", ("full",), BLOCKS)
     trace = fault.trace()
     assert [group.window for group in trace.geometry.groups] == [None, 4]
     assert [type(command).__name__ for command in trace.commands] == ["Add", "Schedule"]
-    [other] = read(TABLE.replace('"BLK-1"', '["A", "B"]\nway = "async+v2"')).values()
+    [other] = faults_of_text(TABLE.replace('"BLK-1"', '["A", "B"]\nway = "async+v2"')).values()
     assert (other.caught_by, str(other.spec)) == (("A", "B"), "vllm==0.33.0+async+v2")
 
 
@@ -75,9 +75,9 @@ def test_printed_sizes_are_read_back(kind, sizes):
     ("sglang==0.5.23", ROWS), ("sglang==0.5.23+hicache", TIERS), ("vllm==0.33.0+pair", PAIRS),
     ("lmdeploy==0.18.0", BLOCKS),
 ])  # fmt: skip
-def test_the_system_of_a_fault_has_its_kind(read, system, kind):
+def test_the_system_of_a_fault_has_its_kind(faults_of_text, system, kind):
     text = f'system = "{system}"\n[x]\nfile = "a.py"\nold = "1"\nnew = "2"\n'
-    assert read(text)["x"].kind is kind
+    assert faults_of_text(text)["x"].kind is kind
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_the_system_of_a_fault_has_its_kind(read, system, kind):
         (("[lost-block]", "[lost-block"), "Expected ']'"),
     ],
 )
-def test_an_unreadable_entry_names_the_file_and_the_fault(read, change, says):
+def test_an_unreadable_entry_names_the_file_and_the_fault(faults_of_text, change, says):
     with pytest.raises(PlantedFaultError, match=says) as error:
-        read(TABLE.replace(*change))
+        faults_of_text(TABLE.replace(*change))
     assert re.match(r".*faults\.toml: (lost-block: )?[^\n]*$", str(error.value))
 
 
 @pytest.fixture
-def code(tmp_path, monkeypatch):
+def release_root(tmp_path, monkeypatch):
     """The root of a system with one module, which is loaded."""
     (tmp_path / "root" / "some").mkdir(parents=True)
     (tmp_path / "root" / "some" / "module.py").write_text(
@@ -111,40 +111,40 @@ def code(tmp_path, monkeypatch):
     sys.modules.pop("some", None)
 
 
-def test_a_fault_in_loaded_code_is_taken_out_again(read, code):
+def test_a_fault_in_loaded_code_is_taken_out_again(faults_of_text, release_root):
     from some.module import A
 
-    [fault] = read(TABLE).values()
-    with plant_fault(code, fault.edits):
+    [fault] = faults_of_text(TABLE).values()
+    with plant_fault(release_root, fault.edits):
         assert A().b() == 2
     assert A().b() == 1
 
 
-def test_text_that_is_not_there_once_is_named(read, code):
-    [fault] = read(TABLE.replace("return 1", "return 3")).values()
+def test_text_that_is_not_there_once_is_named(faults_of_text, release_root):
+    [fault] = faults_of_text(TABLE.replace("return 1", "return 3")).values()
     with pytest.raises(AssertionError, match=r"'return 3' is in 0 places of .*module\.py"):
-        checkout_with(code, code.with_name("copy"), fault)
+        checkout_with(release_root, release_root.with_name("copy"), fault)
 
 
-def test_a_checkout_has_the_fault_and_the_release_does_not(read, code):
+def test_a_checkout_has_the_fault_and_the_release_does_not(faults_of_text, release_root):
     gate = '''
 method = "A.b"
 release = "9"
 new = "def fault(right, this): return right(this) + 4"'''
     head, _, _ = TABLE.replace("vllm==0.33.0", "sglang==9").partition("old = ")
-    [gated] = read(
+    [gated] = faults_of_text(
         re.sub(r"sizes = .*\ncommands = .*", "sizes = { page_size = 6 }", head) + gate
     ).values()
-    [plain] = read(TABLE).values()
+    [plain] = faults_of_text(TABLE).values()
 
     def result(folder):
         space = {}
         exec((folder / "some" / "module.py").read_text(), space)
         return space["A"]().b()
 
-    copies = iter(code.with_name(name) for name in "abcd")
-    assert result(checkout_with(code, next(copies), plain)) == 2
-    assert result(checkout_with(code, next(copies), gated)) == 1
-    assert result(checkout_with(code, next(copies), gated, release="9")) == 5
-    assert result(checkout_with(code, next(copies), plain, gated, release="9")) == 6
-    assert result(code) == 1
+    copies = iter(release_root.with_name(name) for name in "abcd")
+    assert result(checkout_with(release_root, next(copies), plain)) == 2
+    assert result(checkout_with(release_root, next(copies), gated)) == 1
+    assert result(checkout_with(release_root, next(copies), gated, release="9")) == 5
+    assert result(checkout_with(release_root, next(copies), plain, gated, release="9")) == 6
+    assert result(release_root) == 1

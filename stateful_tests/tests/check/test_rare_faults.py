@@ -60,20 +60,20 @@ class KeepsASharedLock(TorchKV):
     def close_now(self, session):
         lock = self.locks.get(session.name)
         shared = lock is not None and any(node.locks[0] > 1 for node in self.tree.nodes_to_unlock(lock))
-        kept = self.locks.pop(session.name) if shared else None
+        kept_lock = self.locks.pop(session.name) if shared else None
         super().close_now(session)
-        if kept is not None:
-            self.locks[session.name] = kept
+        if kept_lock is not None:
+            self.locks[session.name] = kept_lock
 
 
 class EvictsForWhoHasLostItsWindow(TorchKV):
     """A round makes room before it looks at the windows, and is refused all the same."""
 
     def decode(self, command):
-        found = [self.requests[name] for name in command.requests if name in self.requests]
+        known_requests = [self.requests[name] for name in command.requests if name in self.requests]
         if (
-            found
-            and self.window_lost(found)
+            known_requests
+            and self.window_lost(known_requests)
             and self.tree is not None
             and not self.store.full.available
         ):
@@ -101,8 +101,8 @@ class ResumesInWholePages(TorchKV):
     """A resume looks for its window from the end of the prefix's page: too late for a smaller window."""
 
     def window_live(self, evicted, position):
-        whole = position if evicted % self.page_size == 0 else self.ceil(position)
-        return super().window_live(evicted, whole)
+        page_end = position if evicted % self.page_size == 0 else self.ceil(position)
+        return super().window_live(evicted, page_end)
 
 
 class ForgetsWhenASplitPrefixWasUsed(TorchKV):

@@ -235,9 +235,9 @@ class Switched:
 
 def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part():
     plain = plan("smoke", presets=("page2",), machines=("sessions",), examples=8, seed=5)
-    seen = run(Switched(), plain).findings
-    assert "LEN-2" in {found.clause for found in seen}
-    assert {found.run.trace.geometry.settings for found in seen} == {(("FAULT", "1"),)}
+    findings = run(Switched(), plain).findings
+    assert "LEN-2" in {found.clause for found in findings}
+    assert {found.run.trace.geometry.settings for found in findings} == {(("FAULT", "1"),)}
 
 
 def test_the_first_of_two_requests_of_one_name_becomes_an_insert():

@@ -60,7 +60,7 @@ RENAMES = (
 
 
 @pytest.fixture
-def renamed(tmp_path):
+def renamed_checkout(tmp_path):
     """Makes a checkout of a release in which names are others."""
 
     def make(engine, release, names):
@@ -83,29 +83,29 @@ def renamed(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "release", "names"), RENAMES)
-def test_renamed_names_are_told_together(name, release, names, renamed):
-    checkout = renamed(name.partition("+")[0], release, names)
+def test_renamed_names_are_told_together(name, release, names, renamed_checkout):
+    checkout = renamed_checkout(name.partition("+")[0], release, names)
     with pytest.raises(UnusableImplementation) as refused:
         resolve(name, checkout=str(checkout))
     message = str(refused.value)
-    assert f"taken for {release}" in message and all(each in message for each in names), message
+    assert f"taken for {release}" in message and all(name in message for name in names), message
 
 
-def test_names_that_only_one_way_has_refuse_no_other_way(renamed):
-    checkout = renamed("sglang", "0.5.23", {"prefetch_threshold": "least_prefetch"})
+def test_names_that_only_one_way_has_refuse_no_other_way(renamed_checkout):
+    checkout = renamed_checkout("sglang", "0.5.23", {"prefetch_threshold": "least_prefetch"})
     resolve("sglang", checkout=str(checkout)).close()
 
 
-def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
+def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed_checkout):
     setting = "SGLANG_SWA_EVICTION_INTERVAL"
-    system = resolve("sglang", checkout=str(renamed("sglang", "0.5.23", {setting: "SGLANG_EVERY"})))
+    system = resolve("sglang", checkout=str(renamed_checkout("sglang", "0.5.23", {setting: "SGLANG_EVERY"})))
     assert setting not in system.capabilities.settings
     assert [setting in doubt for doubt in system.doubts] == [True]
     system.close()
 
 
-def test_a_table_of_records_that_a_tree_lacks_makes_a_check_incomplete(renamed):
-    checkout = renamed("vllm", "0.33.0", {"_reqs_need_recv": "_reqs_to_pull"})
+def test_a_table_of_records_that_a_tree_lacks_makes_a_check_incomplete(renamed_checkout):
+    checkout = renamed_checkout("vllm", "0.33.0", {"_reqs_need_recv": "_reqs_to_pull"})
     system = resolve("vllm+pair", checkout=str(checkout))
     assert ["_reqs_need_recv" in doubt for doubt in system.doubts] == [True]
     system.close()
@@ -119,7 +119,7 @@ def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
         root = resolve(f"{engine}=={sketch.releases[-1]}").root
     except UnusableImplementation as error:
         pytest.skip(str(error))
-    ways_in_sketch = {each.name: each.ways for each in sketch.names}
+    ways_in_sketch = {used.name: used.ways for used in sketch.names}
     now = names_given_to_releases(engine, names_with_defaults(root / file for file in sketch.files))
     assert {name: now.get(name) for name in ways_in_sketch} == ways_in_sketch
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
@@ -153,12 +153,12 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.write("engine", NameSketch(("1.0", "2.0", "3.0"), ("a.py", "b.py"), names))
     assert used_names.read("engine").names == names
     (tmp_path / "a.py").write_text("other = 1\n")
-    assert [each.name for each in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
-    assert [each.name for each in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
+    assert [lost.name for lost in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
+    assert [lost.name for lost in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
     near = Nearest("2.0", 7)
     [missing] = used_names.not_given("engine", tmp_path, near)
     assert missing.what == "there is no always"  # the tree may be older than the new name
-    assert used_names.not_given("engine", tmp_path, near, renamed=["Class.always"]) == ()
+    assert used_names.not_given("engine", tmp_path, near, renamed_checkout=["Class.always"]) == ()
     assert used_names.not_given("engine", tmp_path, Nearest("1.0", 301)) == ()
     assert used_names.also_lost("engine", tmp_path, "1.0", missing.what).endswith("uses: read")
     (tmp_path / "b.py").write_text("always = read = new\n")
@@ -166,9 +166,9 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.read.cache_clear()
 
 
-def test_a_word_of_ours_in_a_comment_of_a_release_is_nothing_that_a_tree_reads(renamed):
+def test_a_word_of_ours_in_a_comment_of_a_release_is_nothing_that_a_tree_reads(renamed_checkout):
     """0.5.17 has "config namespaces" in a comment; the adapter sets namespaces by fields of requests."""
-    checkout = renamed("sglang", "0.5.17", {"namespaces": "parts"})
+    checkout = renamed_checkout("sglang", "0.5.17", {"namespaces": "parts"})
     system = resolve("sglang", checkout=str(checkout))
     assert [doubt for doubt in system.doubts if "does not read" in doubt] == []
     system.close()

@@ -15,7 +15,7 @@ from reference.failures import Failure
 from reference.system_kinds import BLOCKS
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults import masks as masking
-from stateful_tests.check.known_faults.masks import Standing, beside, do_the_same
+from stateful_tests.check.known_faults.masks import Standing, compare_with_base, do_the_same
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
@@ -30,7 +30,7 @@ def failing_trace(clause, step, *also, observed="y"):
     return Violation(clause, step, failure, also, (failure,) * len(also))
 
 
-def alone(clause, step, first):
+def later_violation(clause, step, first):
     """Return a violation of a clause that is checked past another's."""
     return replace(failing_trace(clause, step), first_violation=failing_trace(first, step))
 
@@ -60,7 +60,7 @@ def alone(clause, step, first):
             Standing.KNOWN,
             KEEPS,
         ),
-        (alone("END-1", 4, "SES-2"), failing_trace("SES-2", 4), Standing.UNTOLD, KEEPS),
+        (later_violation("END-1", 4, "SES-2"), failing_trace("SES-2", 4), Standing.UNTOLD, KEEPS),
         (
             failing_trace("END-1", 4),
             failing_trace("SES-2", 4),
@@ -92,8 +92,8 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
 
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
-    assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
+    compared = compare_with_base(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
+    assert (compared.stands, [mask.fault.id for mask in compared.candidates]) == (stands, under)
     [part] = questions
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
 
@@ -112,15 +112,15 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     violation = failing_trace("SES-2", 1)
 
     def replayed(system, trace):
-        said = (now if system is THREE else was).split()
-        rows = [SimpleNamespace(outcome=outcomes[word]) for word in said]
+        clauses = (now if system is THREE else was).split()
+        rows = [SimpleNamespace(outcome=outcomes[word]) for word in clauses]
         return SimpleNamespace(violation=None, rows=rows, trace=trace)
 
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     base = SimpleNamespace(name="b")
-    assert beside(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
-    assert beside(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
+    assert compare_with_base(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
+    assert compare_with_base(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
 
 
 @pytest.mark.parametrize("known, stands", [(KNOWN, Standing.KNOWN), ([], Standing.UNTOLD)])
@@ -129,7 +129,7 @@ def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known,
     rows = [SimpleNamespace(outcome=Done()), SimpleNamespace(outcome=Refused(Reason.UNFAITHFUL))]
     monkeypatch.setattr(masking, "replay", lambda *_: SimpleNamespace(violation=None, rows=rows))
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    compared = beside(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
+    compared = compare_with_base(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
     assert compared.stands is stands and "no scheduler runs the last command" in compared.why
 
 
@@ -153,8 +153,8 @@ def test_stores_and_messages_are_no_schedule(line, same, monkeypatch):
 
     def replayed(system, trace):
         rows = tuple(Row(command, Done()) for command in trace.commands)
-        told = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
-        return Run(trace, system.name, (*rows[:-1], told), None)
+        last_row = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
+        return Run(trace, system.name, (*rows[:-1], last_row), None)
 
     monkeypatch.setattr(masking, "replay", replayed)
     can = SimpleNamespace(system_kind=BLOCKS)
@@ -176,9 +176,9 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
     [mask] = [m for m in KNOWN if m.fault.id == KEEPS[0]]
     trace, _ = mask.there[0]
     mask = replace(mask, fault=msgspec.structs.replace(mask.fault, clauses=clauses))
-    shown = replay(THREE, trace).violation
+    violation = replay(THREE, trace).violation
     if not isinstance(seen, Exception):
-        seen = replace(seen, step=shown.step)
+        seen = replace(seen, step=violation.step)
 
     def replayed(base, trace):
         if isinstance(seen, Exception):
@@ -186,12 +186,12 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
         return SimpleNamespace(violation=seen, rows=[])
 
     monkeypatch.setattr(masking, "replay", replayed)
-    looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
-    looked.take(replace(shown, first_violation=failing_trace("MAP-1", shown.step)), trace)
-    assert looked.has_new == (old is False)
-    result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
-    found = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
-    assert found == [("SES-2", old)] * (old is not None)
+    finder = Finder(THREE, SimpleNamespace(name="b"), [mask])
+    finder.take(replace(violation, first_violation=failing_trace("MAP-1", violation.step)), trace)
+    assert finder.has_new == (old is False)
+    result = CheckResult("tree", "smoke", 0, [], findings=finder.findings(), masked=finder.masked)
+    findings = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
+    assert findings == ([] if old is None else [("SES-2", old)])
     assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
     data = check_data(
         result, PLAN, capabilities=THREE.capabilities, base=named_base("b"), masks=[mask]

@@ -19,7 +19,7 @@ class FakeSystem:
 
 
 @pytest.fixture
-def fake(monkeypatch, tmp_path):
+def fake_system(monkeypatch, tmp_path):
     """Run in an empty folder, on a system that does nothing."""
     system = FakeSystem()
     monkeypatch.setattr(registry, "driven_system", lambda *_: system)
@@ -28,7 +28,7 @@ def fake(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def finds(fake, monkeypatch):
+def make_check_find(fake_system, monkeypatch):
     """Make `check` find this; gives the plans that it had to carry out."""
 
     def find(result):

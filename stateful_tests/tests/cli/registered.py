@@ -60,28 +60,28 @@ def _fields(text: str, kind: str) -> Iterator[str]:
 
 
 def _declarations(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            yield each.target.id, each.value
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, statement.value
 
 
 def _parameters_taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            plain = [*each.args.posonlyargs, *each.args.args][1:]
-            missing = [None] * (len(plain) - len(each.args.defaults))
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            plain = [*statement.args.posonlyargs, *statement.args.args][1:]
+            missing = [None] * (len(plain) - len(statement.args.defaults))
             yield from zip(
-                (argument.arg for argument in plain), [*missing, *each.args.defaults], strict=True
+                (argument.arg for argument in plain), [*missing, *statement.args.defaults], strict=True
             )
-            keywords = (argument.arg for argument in each.args.kwonlyargs)
-            yield from zip(keywords, each.args.kw_defaults, strict=True)
+            keywords = (argument.arg for argument in statement.args.kwonlyargs)
+            yield from zip(keywords, statement.args.kw_defaults, strict=True)
 
 
 def _report_text(default: ast.expr) -> str:
     """Return a default; of `field(default=..)` and `field(default_factory=..)` what it says."""
-    said = {}
+    arguments = {}
     if isinstance(default, ast.Call):
-        said = {word.arg: ast.unparse(word.value) for word in default.keywords}
-    if "default" in said:
-        return said["default"]
-    return f"{said['default_factory']}()" if "default_factory" in said else ast.unparse(default)
+        arguments = {word.arg: ast.unparse(word.value) for word in default.keywords}
+    if "default" in arguments:
+        return arguments["default"]
+    return f"{arguments['default_factory']}()" if "default_factory" in arguments else ast.unparse(default)

@@ -103,9 +103,9 @@ def test_words_that_no_bug_has_are_answered_with_not_known_and_the_nearest(query
 def test_bugs_of_a_release_by_words_are_those_that_it_has(kvspec):
     """Bugs that only earlier releases had are not listed."""
     _, text, _ = kvspec("bugs", "vllm==0.33.0", "hangs", "after", "preemption", "--json")
-    found = {row["id"] for row in json.loads(text)} & known_faults().keys()
-    assert found
-    assert {each for each in found if not is_of(each, "vllm==0.33.0")} == set()
+    ids_found = {row["id"] for row in json.loads(text)} & known_faults().keys()
+    assert ids_found
+    assert {each for each in ids_found if not is_of(each, "vllm==0.33.0")} == set()
 
 
 def test_a_bug_of_the_built_in_implementation_that_does_not_fit_is_behind_those_of_releases(kvspec):
@@ -185,7 +185,7 @@ def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     assert heads == [f"{heading}:" for heading in CHECK_OPTIONS]
     # Options of several checkouts stand in one line, of which this finds the first.
     options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition(heads[0])[2], re.MULTILINE)
-    for name in [each for names in CHECK_OPTIONS.values() for each in names]:
+    for name in [option for names in CHECK_OPTIONS.values() for option in names]:
         assert options.count(name) == 1, name
 
 

@@ -34,8 +34,8 @@ from stateful_tests.traces import trace_files as traces
 from stateful_tests.tests.support.night import at_night
 
 
-def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
-    finds(check_result(finding()))
+def test_a_finding_that_cannot_be_saved_is_reported(make_check_find, kvspec, monkeypatch):
+    make_check_find(check_result(finding()))
 
     def fail(trace, path):
         raise OSError("disk full")
@@ -46,8 +46,8 @@ def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
     assert "the trace could not be saved: traces/len-2-torch-pr22900.json: disk full" in out
 
 
-def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
-    finds(check_result(finding()))
+def test_options_of_the_implementation_are_in_the_replay_command(make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
@@ -60,14 +60,14 @@ def test_a_verdict_counts_no_presets_where_the_corpus_alone_was_driven():
 
 
 @pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])
-def test_a_checkout_selects_its_engine(named, impl, finds, kvspec):
-    finds(check_result(finding()))
+def test_a_checkout_selects_its_engine(named, impl, make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     _, out, _ = kvspec("check", *named, "--vllm-path", "clone")
     assert f"json --impl {impl} --vllm-path clone\n" in out
 
 
-def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
-    finds(check_result(finding()))
+def test_json_has_the_verdict_and_the_text_goes_to_stderr(make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
     assert data["exit_code"] == code == 1
@@ -75,8 +75,8 @@ def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
     assert "violation: LEN-2" in err
 
 
-def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
-    finds(check_result(finding()))
+def test_json_has_the_figures_of_machines_and_clauses(make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     data = json.loads(kvspec("check", "--json", "-")[1])
     assert data["machines"][0]["commands_per_s"] == 800
     clause = {
@@ -88,8 +88,8 @@ def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
     assert data["clauses"][1] == {**clause, "evaluated": 400, "runs_reached": 0, "reached": False}
 
 
-def test_json_has_the_trace_of_a_finding(finds, kvspec):
-    finds(check_result(finding()))
+def test_json_has_the_trace_of_a_finding(make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     [found] = json.loads(kvspec("check", "--json", "-")[1])["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
@@ -97,30 +97,31 @@ def test_json_has_the_trace_of_a_finding(finds, kvspec):
     assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
 
 
-def test_json_in_a_file_leaves_the_text_on_stdout(finds, kvspec):
-    finds(check_result(finding()))
+def test_json_in_a_file_leaves_the_text_on_stdout(make_check_find, kvspec):
+    make_check_find(check_result(finding()))
     data = json.loads(kvspec("check", "--json", "-")[1])
     assert kvspec("check", "--json", "out.json")[1].startswith(f"torch+pr22900: {data['said']}\n")
     assert json.loads(Path("out.json").read_text()) == data
 
 
-def test_the_first_line_names_what_another_way_has_found(finds, kvspec):
-    finds(check_result())
+def test_the_first_line_names_what_another_way_has_found(make_check_find, kvspec):
+    make_check_find(check_result())
     kvspec("check", "--json", "out.json")
     green = json.loads(Path("out.json").read_text())
     red = green | {"implementation": "vllm@checkout+offload", "exit_code": 1}
     ways = [green, red | {"said": "violates PUB-1; 2 known faults"}]
-    check_text.check(text_output.console(shown := io.StringIO()), green | {"ways": ways})
-    first, *_ = shown.getvalue().splitlines()
+    check_text.check(text_output.console(output := io.StringIO()), green | {"ways": ways})
+    first, *_ = output.getvalue().splitlines()
     assert first == "torch+pr22900: conforms; +offload violates PUB-1, below"
 
 
-def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec):
+def test_clauses_that_fail_at_the_step_of_another_are_one_finding(make_check_find, kvspec):
     """A trace of more commands that violates the same clause at the same step has no cause of its own."""
     longer = Run(replace(TRACE, commands=(*COMMANDS, *COMMANDS[:1])), "torch+pr22900", ROWS, BAD)
     shorter = replace(longer, trace=replace(TRACE, commands=COMMANDS[:-1]))
     apart = replace(finding("READ-1", shorter), number=2)
-    finds(check_result(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
+    findings = (finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart)
+    make_check_find(check_result(*findings))
     output, _ = kvspec("check", "--json", "out.json")[1:]
     first, second = json.loads(Path("out.json").read_text())["findings"]
     traces = ["len-2-torch-pr22900", "len-2-torch-pr22900", "own-1-torch-pr22900"]
@@ -135,11 +136,11 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
     assert output.count("minimised trace, mode") == 2 and "has the steps" not in output
 
 
-def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
-    fake.capabilities = Capabilities(
+def test_known_faults_that_were_passed_over_are_named(make_check_find, fake_system, kvspec):
+    fake_system.capabilities = Capabilities(
         waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"}
     )
-    finds(check_result())
+    make_check_find(check_result())
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
     not_checked = "not checked LEN-2 (harmless) FREE-2 (known fault: #1, some_trace.json)"
@@ -266,23 +267,23 @@ MISSED = tuple(f"open, case {number}" for number in range(10, 22))
         (check_result(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
     ],
 )
-def test_other_ends(finds, kvspec, result, code, says):
-    finds(result)
+def test_other_ends(make_check_find, kvspec, result, code, says):
+    make_check_find(result)
     found, out, _ = kvspec("check", "--tier", result.tier)
     assert found == code
     assert says in " ".join(out.split())
 
 
-def test_situations_that_were_not_reached_are_named(finds, kvspec):
-    finds(check_result(system="torch", required=MISSED))
+def test_situations_that_were_not_reached_are_named(make_check_find, kvspec):
+    make_check_find(check_result(system="torch", required=MISSED))
     brief = " ".join(kvspec("check")[1].split())
     assert brief.count("situation never reached: ") == 10
     assert f"situation never reached: {MISSED[9]} and 2 more (-v)" in brief
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
 
 
-def test_a_finding_is_not_buried_under_situations(finds, kvspec):
-    finds(check_result(finding(), system="torch", required=MISSED))
+def test_a_finding_is_not_buried_under_situations(make_check_find, kvspec):
+    make_check_find(check_result(finding(), system="torch", required=MISSED))
     assert "situation never reached: " not in kvspec("check")[1]
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
 
@@ -296,10 +297,10 @@ def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
     )
     data = report.finding_data([found], None, Changes("HEAD", frozenset(), {edited: 1}, ()))
     run_text.finding(text_output.console(out := io.StringIO()), data, "NEW", detailed=detailed)
-    shown = " ".join(out.getvalue().split())
-    assert "looked up first seen here: none of 2 releases violates it" in shown
-    assert "changed pool.py: free ran in command 5 (finish r1 keep 1)" in shown
-    assert shown.count("because ") == (0 if detailed else 1)
+    printed = " ".join(out.getvalue().split())
+    assert "looked up first seen here: none of 2 releases violates it" in printed
+    assert "changed pool.py: free ran in command 5 (finish r1 keep 1)" in printed
+    assert printed.count("because ") == (0 if detailed else 1)
 
 
 # kvspec check --impl sglang==all: the row of releases, and what ends it.
@@ -374,6 +375,6 @@ def test_known_faults_are_named_in_their_line():
     data = {"known": [fault | {"id": f"fault-{at}"} for at in range(8)]}
     console = text_output.console(out := io.StringIO())
     check_text._print_known_faults(console, data, "vllm==0.33.0", detailed=False)
-    said = " ".join(out.getvalue().split())
-    assert said.startswith("8 known faults of vllm==0.33.0 are still there: fault-0, fault-1, ")
-    assert said.endswith("fault-5 and 2 more (-v)")
+    printed = " ".join(out.getvalue().split())
+    assert printed.startswith("8 known faults of vllm==0.33.0 are still there: fault-0, fault-1, ")
+    assert printed.endswith("fault-5 and 2 more (-v)")

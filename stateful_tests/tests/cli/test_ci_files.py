@@ -194,7 +194,7 @@ def test_findings_are_annotated(tmp_path):
 # -- JUnit ---------------------------------------------------------------------------------------------
 
 
-def written(
+def check_document(
     tmp_path: Path, *findings: Any, base: str | None = None, masks: Sequence[Mask] = (), **more: Any
 ) -> Any:
     """Return the document of a check in which one machine met what was found, and what the known
@@ -219,12 +219,12 @@ def written(
 
 
 def test_control_characters_of_an_adapter_are_no_xml(tmp_path):
-    document, _ = written(tmp_path, system="ev\x1b[31mil\x07")
+    document, _ = check_document(tmp_path, system="ev\x1b[31mil\x07")
     assert document.name == "kvspec check ev [31mil "
 
 
 def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
-    document, cases = written(tmp_path, finding())
+    document, cases = check_document(tmp_path, finding())
     assert (document.failures, document.errors) == (1, 0)
     case = cases["LEN-2 finish and retract cap at target"]
     assert case.classname == "kvspec.sessions"
@@ -237,7 +237,7 @@ def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
 
 
 def test_unchecked_clauses_are_skipped_test_cases(tmp_path):
-    _, cases = written(tmp_path)
+    _, cases = check_document(tmp_path)
     messages = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
     assert messages["LEN-2"] == []
     assert messages["MAP-4"] == ["not checked: harmless"]
@@ -247,7 +247,7 @@ def test_unchecked_clauses_are_skipped_test_cases(tmp_path):
 
 
 def test_findings_of_the_base_are_skipped_test_cases(tmp_path):
-    document, cases = written(tmp_path, replace(finding("LEN-2"), old=True), base="torch+pr22900")
+    document, cases = check_document(tmp_path, replace(finding("LEN-2"), old=True), base="torch+pr22900")
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
     assert isinstance(skipped, Skipped) and skipped.message == "torch+pr22900 violates it as well"
     assert (document.failures, document.errors) == (0, 0)
@@ -255,7 +255,7 @@ def test_findings_of_the_base_are_skipped_test_cases(tmp_path):
 
 def test_findings_of_known_faults_are_skipped_test_cases(tmp_path):
     last_token = Mask(known_faults()["last-token"], ())
-    document, cases = written(tmp_path, masks=[last_token])
+    document, cases = check_document(tmp_path, masks=[last_token])
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
     assert isinstance(skipped, Skipped) and skipped.message == "known: last-token"
     assert (document.failures, document.errors) == (0, 0)
@@ -263,10 +263,10 @@ def test_findings_of_known_faults_are_skipped_test_cases(tmp_path):
 
 def test_a_system_that_broke_is_an_error_and_half_a_plan_is_a_failure(tmp_path):
     run = replace(RUN, violation=Violation("BROKEN", 5, Failed("done", "\x1b[1m")))
-    document, cases = written(tmp_path, finding("BROKEN", run))
+    document, cases = check_document(tmp_path, finding("BROKEN", run))
     assert isinstance(cases["BROKEN the system fails nowhere"].result[0], Error)
     assert document.errors == 1
-    _, cases = written(tmp_path, timed_out=True)
+    _, cases = check_document(tmp_path, timed_out=True)
     assert [type(result).__name__ for result in cases["verdict"].result] == ["Failure"]
 
 

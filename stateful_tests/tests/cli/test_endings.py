@@ -14,7 +14,7 @@ def test_exit_codes_are_as_documented():
         4: "incomplete",
         130: "interrupted",
     }
-    assert {int(each): each.word for each in Ending} == codes
+    assert {int(ending): ending.word for ending in Ending} == codes
     assert f"{Ending.BROKE}" == "3"
 
 

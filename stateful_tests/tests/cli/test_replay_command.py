@@ -27,7 +27,7 @@ from stateful_tests.traces import trace_files as traces
 RELEASES = [f"sglang==0.5.{patch}" for patch in (10, 11, 12, 13)]
 
 
-def test_replay(fake, kvspec, monkeypatch):
+def test_replay(fake_system, kvspec, monkeypatch):
     traces.save(
         replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json"
     )
@@ -39,7 +39,7 @@ def test_replay(fake, kvspec, monkeypatch):
 
     monkeypatch.setattr(replays, "replay", run)
     code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
-    assert (code, err, fake.closed) == (3, "", 1)
+    assert (code, err, fake_system.closed) == (3, "", 1)
     lines = printed_lines(out)
     assert lines[:3] == [
         "t.json on torch+pr22900",
@@ -59,7 +59,7 @@ def test_replay(fake, kvspec, monkeypatch):
     assert data["exit_code"] == 3
 
 
-def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
+def test_long_traces_show_their_end(fake_system, kvspec, monkeypatch):
     trace = replace(TRACE, commands=(Open("s1"),) * 1000)
     traces.save(trace, "t.json")
     rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
@@ -73,7 +73,7 @@ def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
     assert len(out.splitlines()) < 80
 
 
-def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatch):
+def test_replay_says_what_a_trace_does_in_every_release(fake_system, kvspec, monkeypatch):
     """A line each; what cannot be driven says why, and does not decide the exit code."""
     traces.save(replace(TRACE, clause="LEN-2"), "t.json")
     monkeypatch.setattr(engines, "every_release", lambda _: [*map(SystemSpec.parse, RELEASES)])
@@ -89,7 +89,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     monkeypatch.setattr(replays, "replay", run)
     monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, fake.closed) == (1, 4)
+    assert (code, fake_system.closed) == (1, 4)
     assert printed_lines(err)[-1] == "kvspec: 4 of 4 releases: sglang==0.5.13"
     said = " ".join(printed_lines(out)[:3])
     assert said.startswith(
@@ -107,7 +107,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     assert [row["exit_code"] for row in data["traces"][0]["releases"]] == [0, 1, 2, 1]
 
 
-def test_releases_that_cannot_be_driven_are_no_green(fake, kvspec, monkeypatch):
+def test_releases_that_cannot_be_driven_are_no_green(fake_system, kvspec, monkeypatch):
     def refuse(system, trace):
         raise UnusableImplementation("has no tree")
 

@@ -55,7 +55,7 @@ def log_of_ended_server():
     return re.sub('"process":[0-9]+', f'"process":{ended_process()}', Path(LOG).read_text(), count=1)
 
 
-def test_a_mismatch(wrong, tmp_path, capsys):
+def test_a_mismatch_is_reported_and_its_commands_are_saved(wrong, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
     text = capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_known_faults_are_named_in_the_words_of_a_check(tmp_path, capsys):
     assert "upstream: no report found" in capsys.readouterr().out
     read = "2 logs, 673 events, 224 steps, 457 commands, "
     assert f"{log} ({read}" in " ".join(" ".join(total).split())
-    assert data["events"] == sum(each["events"] for each in data["logs"]) == 673
+    assert data["events"] == sum(log["events"] for log in data["logs"]) == 673
 
 
 def test_follow_ends_with_the_server(wrong, capsys):
@@ -106,8 +106,8 @@ def test_follow_ends_with_the_server(wrong, capsys):
 def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp_path):
     server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     texts = [
-        re.sub('"process":[0-9]+', f'"process":{server.pid}', Path(each).read_text(), count=1)
-        for each in (LOG, wrong)
+        re.sub('"process":[0-9]+', f'"process":{server.pid}', Path(log).read_text(), count=1)
+        for log in (LOG, wrong)
     ]
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -131,11 +131,11 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
         patch.setattr(LogReading, "read", read)
         readings.follow(tell, lambda each: begun.append(each.log.files[0].name))
     assert begun == ["first.jsonl", "later.jsonl"]
-    assert [each.log.files[0].name for each in readings.logs.values()] == [
+    assert [reading.log.files[0].name for reading in readings.logs.values()] == [
         "first.jsonl",
         "later.jsonl",
     ]
-    assert [bool(each.validator.result.unexplained) for each in readings.logs.values()] == [False, True]
+    assert [bool(reading.validator.result.unexplained) for reading in readings.logs.values()] == [False, True]
 
 
 def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
@@ -295,7 +295,7 @@ def test_events_are_listed(capsys):
         ([__file__], "no watcher's log"),
     ],
 )
-def test_unusable_input(arguments, says, capsys):
+def test_unusable_input_is_reported_in_one_line(arguments, says, capsys):
     assert run(["validate", *arguments]) == 2
     complaint = capsys.readouterr().err
     assert says in complaint and complaint.count("\n") == 1
@@ -342,7 +342,7 @@ def test_help_describes_each_field_of_set(capsys):
     ],
 )
 def test_recurrent_layers_go_with_the_rest_of_a_server(impl, given, says, capsys):
-    args = [part for each in given for part in ("--set", each)]
+    args = [part for setting in given for part in ("--set", setting)]
     assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
     assert says in capsys.readouterr().err
 
@@ -385,7 +385,7 @@ def test_what_a_host_tier_of_a_pair_excludes_is_switched_off():
     ("0.5.23", ["hicache=1", "host=0"], "at least 1"),
 ])  # fmt: skip
 def test_a_host_tier_goes_with_the_rest_of_a_server(impl, given, says, capsys):
-    args = [part for each in given for part in ("--set", each)]
+    args = [part for setting in given for part in ("--set", setting)]
     assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
     assert says in capsys.readouterr().err
 

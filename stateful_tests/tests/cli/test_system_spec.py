@@ -16,7 +16,7 @@ def test_a_name_round_trips(name):
     assert str(SystemSpec.parse(name)) == name
 
 
-def test_a_name_has_an_engine_a_version_and_ways():
+def test_a_name_is_parsed_into_engine_version_and_ways():
     spec = SystemSpec.parse("sglang==0.5.23+rust+overlap")
     assert spec == SystemSpec("sglang", "0.5.23", ("rust", "overlap"))
     assert (spec.way, spec.short) == ("rust+overlap", "0.5.23+rust+overlap")
@@ -44,16 +44,17 @@ def test_the_spec_of_a_system_is_stated_or_parsed_from_the_name():
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_record_is_of_its_engine(name):
-    of = engine(name)
-    assert of.name == name
-    assert of.ways[0] == ""
-    assert of.driven_releases(()) == of.releases
-    assert all({*of.driven_releases(of.newest(way).ways)} <= {*of.releases} for way in of.ways)
-    assert every_release(SystemSpec(name, "all"))[-1] == of.newest("")
+def test_an_engine_record_drives_only_its_own_releases(name):
+    record = engine(name)
+    assert record.name == name
+    assert record.ways[0] == ""
+    assert record.driven_releases(()) == record.releases
+    for way in record.ways:
+        assert {*record.driven_releases(record.newest(way).ways)} <= {*record.releases}, way
+    assert every_release(SystemSpec(name, "all"))[-1] == record.newest("")
 
 
-def test_one_system_is_no_row_of_releases():
+def test_only_all_selects_every_release():
     assert every_release(SystemSpec.parse("sglang==0.5.23")) == []
     assert every_release(SystemSpec.parse("torch==all")) == []
     with pytest.raises(KeyError):

@@ -10,17 +10,17 @@ from ci.report import progress_line, text_output
 from stateful_tests.check import campaign
 
 
-def test_an_error_of_kvspec_itself_is_one_line(fake, kvspec, monkeypatch):
+def test_an_error_of_kvspec_itself_is_one_line(fake_system, kvspec, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("not deterministic")
 
     monkeypatch.setattr(campaign, "run", fail)
     code, _, err = kvspec("check")
-    assert (code, fake.closed, err.count("\n")) == (3, 1, 1)
+    assert (code, fake_system.closed, err.count("\n")) == (3, 1, 1)
     assert "RuntimeError: not deterministic" in err
 
 
-def test_an_interrupt_is_one_line(fake, kvspec, monkeypatch):
+def test_an_interrupt_is_one_line(fake_system, kvspec, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 

@@ -30,7 +30,7 @@ assert not {"reference", "impl", "stateful_tests", "ci"} & {*sys.modules}, "a to
 ENGINE = "kvspec.impl.examples.example_engine:make"
 
 
-def built(home: Path, kind: str, folder: Path) -> Path:
+def build_package(home: Path, kind: str, folder: Path) -> Path:
     line = [
         sys.executable,
         "-m",
@@ -49,25 +49,27 @@ def built(home: Path, kind: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    return built(HOME, "wheel", tmp_path_factory.mktemp("dist"))
+    return build_package(HOME, "wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")
-def unpacked(wheel):
+def unpacked_wheel(wheel):
     folder = wheel.with_name("unpacked")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
 
 
 @pytest.fixture
-def installed(unpacked, tmp_path):
-    """Run lines of `kvspec` from the wheel in an empty folder, in one process whose terminal has a narrow
-    encoding; gives the exit code of each and what it printed."""
+def run_installed(unpacked_wheel, tmp_path):
+    """Return a function that runs command lines from the wheel, and returns the exit code and output of each.
+
+    They run in an empty folder, in one process whose terminal has a narrow encoding.
+    """
 
     def run(*lines, without=""):
         site = sysconfig.get_path("purelib")
         process = subprocess.run(
-            [sys.executable, "-u", "-S", "-c", RUN, site, str(unpacked), without, json.dumps(lines)],
+            [sys.executable, "-u", "-S", "-c", RUN, site, str(unpacked_wheel), without, json.dumps(lines)],
             cwd=tmp_path, check=False, timeout=300, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env={"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"},
         )  # fmt: skip
@@ -93,10 +95,10 @@ def test_the_wheel_is_one_package_without_tests(wheel):
 
 @at_night
 def test_a_source_distribution_builds_the_same_wheel(wheel, tmp_path):
-    with tarfile.open(built(HOME, "sdist", tmp_path)) as packed:
+    with tarfile.open(build_package(HOME, "sdist", tmp_path)) as packed:
         packed.extractall(tmp_path, filter="data")
     [home] = (path for path in tmp_path.iterdir() if path.is_dir())
-    again = zipfile.ZipFile(built(home, "wheel", tmp_path / "dist"))
+    again = zipfile.ZipFile(build_package(home, "wheel", tmp_path / "dist"))
     first = zipfile.ZipFile(wheel)
     assert {n: first.read(n) for n in first.namelist()} == {
         n: again.read(n) for n in again.namelist()
@@ -108,7 +110,7 @@ FOUND = "traces/len-2-torch-pr22897.json"
 REPLAY = "replay @a_trim_frees_the_tail"
 
 
-def test_the_installed_commands_work_without_a_checkout(wheel, installed):
+def test_the_installed_commands_work_without_a_checkout(wheel, run_installed):
     """A real bug is found, and what was saved is replayed; not a byte is for a terminal."""
     version = re.findall(r"^## (\S+)$", (HOME / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     assert wheel.name == f"kvspec-{version}-py3-none-any.whl"
@@ -121,25 +123,25 @@ def test_the_installed_commands_work_without_a_checkout(wheel, installed):
         f"replay {FOUND} --impl torch+pr22897": (1, "LEN-2"),
         f"replay {FOUND} --impl torch": (0, "conforms"),
     }
-    check_lines(installed, expected)
+    check_lines(run_installed, expected)
 
 
 @at_night
-def test_the_installed_commands_write_the_document_and_prove(installed, tmp_path):
+def test_the_installed_commands_write_the_document_and_prove(run_installed, tmp_path):
     expected = {
         "prove contract/floor-page": (0, "proved"),
         "explore --scope late-two": (0, "a fixed point"),
         "spec --out SPEC.md": (0, ""),
         "spec --html": (0, "</html>"),
     }
-    check_lines(installed, expected)
+    check_lines(run_installed, expected)
     assert (tmp_path / "SPEC.md").read_bytes() == (HOME / "SPEC.md").read_bytes()
 
 
-def check_lines(installed, expected):
-    seen = installed(*expected)
-    for (line, (code, says)), (ended, out) in zip(expected.items(), seen, strict=True):
-        assert ended == code and says in out and "\x1b" not in out, (line, out)
+def check_lines(run_installed, expected):
+    seen = run_installed(*expected)
+    for (line, (code, part)), (ended, out) in zip(expected.items(), seen, strict=True):
+        assert ended == code and part in out and "\x1b" not in out, (line, out)
 
 
 MISSING = {
@@ -162,15 +164,15 @@ MISSING = {
 
 
 @pytest.mark.parametrize("missing", MISSING)
-def test_a_missing_extra_is_reported_in_one_line(missing, installed):
+def test_a_missing_extra_is_reported_in_one_line(missing, run_installed):
     expected = MISSING[missing]
-    outcomes = installed(*expected, without=missing)
-    for (line, says), (code, out) in zip(expected.items(), outcomes, strict=True):
-        assert code == 2 and says in out and len(out.splitlines()) == 1, (line, out)
+    outcomes = run_installed(*expected, without=missing)
+    for (line, part), (code, out) in zip(expected.items(), outcomes, strict=True):
+        assert code == 2 and part in out and len(out.splitlines()) == 1, (line, out)
 
 
-def test_an_engine_needs_neither_torch_nor_a_solver(installed):
-    [(code, out)] = installed(f"check --impl {ENGINE} --examples 1", without="torch,numpy,z3,ray")
+def test_an_engine_needs_neither_torch_nor_a_solver(run_installed):
+    [(code, out)] = run_installed(f"check --impl {ENGINE} --examples 1", without="torch,numpy,z3,ray")
     assert code == 0, out
 
 

@@ -96,7 +96,7 @@ def test_the_table_of_scopes_has_these_counts(request):
 
 # Above 5,000 transitions a scope takes a second and more.
 @pytest.mark.parametrize("name", some_at_night(COUNTS, lambda name: COUNTS[name][1] > 5_000))
-def test_counts(name):
+def test_a_scope_has_as_many_states_as_accepted(name):
     result = search.run(SCOPES[name])
     assert result.complete
     counts = {name: [result.states, result.transitions, result.refused, result.depth]}

@@ -107,7 +107,7 @@ def test_mostly_violating_transitions_are_left_out_and_the_rest_is_run():
     scope = replace(TINY, mode=Mode.FAITHFUL)
     tour = live(resolve("torch+pr22862-tail"), scope)
     beyond = "nothing that it follows leads there"  # states behind a violating admission alone
-    assert {each for each in tour.lost if each[1] != beyond} == {
+    assert {lost_state for lost_state in tour.lost if lost_state[1] != beyond} == {
         ("admit", "violates the specification"),
         ("admit", "left out: steps of its situation violate"),
     }

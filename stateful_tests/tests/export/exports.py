@@ -57,7 +57,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     """
     source = RandomChoices(f"alike {number}")
     machine = "sessions" if number % 3 == 0 else "both"
-    sizes = [each for each in PRESETS.values() if not each.states]  # states cannot be exported
+    sizes = [preset for preset in PRESETS.values() if not preset.states]  # states cannot be exported
     geometry = draw_geometry(source, pick(source, sizes))
     geometry = replace(geometry, tree=machine == "both")
     can = replace(system.capabilities, swa_tail=False)  # which cannot be exported

@@ -120,14 +120,14 @@ def they_fail_and_pass(made: Exported, *alike: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported_tests(tmp_path_factory):
     traces = {name: load(OLD / f"{name}.json") for name in MENDED}
     yield from exports_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
-def test_exported_tests_fail_on_the_faulty_release_and_pass_on_the_fixed_one(exported, tmp_path):
-    they_assert_one_fact(exported)
-    they_fail_and_pass(exported, *run_alike_all(exported.system, (1, 3, 7, 5), tmp_path))
+def test_exported_tests_fail_on_the_faulty_release_and_pass_on_the_fixed_one(exported_tests, tmp_path):
+    they_assert_one_fact(exported_tests)
+    they_fail_and_pass(exported_tests, *run_alike_all(exported_tests.system, (1, 3, 7, 5), tmp_path))
 
 
 @at_night
@@ -161,10 +161,10 @@ def they_assert_one_fact(made: Exported) -> None:
     ] == []
 
 
-def test_each_stands_by_itself(exported):
+def test_an_exported_test_imports_nothing_of_kvspec(exported_tests):
     """Python, torch and sglang alone; nothing that is not used; the story of the trace."""
     for name in MENDED:
-        tree = ast.parse(exported.texts[name])
+        tree = ast.parse(exported_tests.texts[name])
         imports = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
         modules = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in imports}
         own = {"array", "contextlib", "dataclasses", "os", "sglang", "torch", "unittest"}
@@ -178,10 +178,10 @@ def test_each_stands_by_itself(exported):
         assert story in " ".join((ast.get_docstring(tree) or "").split())
 
 
-def test_the_test_stands_first(exported):
+def test_the_test_stands_first(exported_tests):
     """Under its imports, with a name that says what it is about; below is what stands in for a server."""
     for name in MENDED:
-        text = exported.texts[name]
+        text = exported_tests.texts[name]
         body = ast.parse(text).body
         [at] = [i for i, node in enumerate(body) if getattr(node, "name", "").startswith("Test")]
         assert all(isinstance(n, (ast.Expr, ast.Import, ast.ImportFrom, ast.Try)) for n in body[:at])
@@ -197,25 +197,25 @@ def change_trace(path: Path, **changes: object) -> Trace:
     return replace(load(path), **changes)
 
 
-def test_a_trace_that_no_class_of_the_release_shows_is_refused(exported):
+def test_a_trace_that_no_class_of_the_release_shows_is_refused(exported_tests):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
     trace = replace(PLANTED["TREE-1"].trace(), clause="OWN-1")
     with pytest.raises(
         NotExportable, match="OWN-1 shows in nothing that the release's classes offer"
     ):
-        export.unit_test(trace, "x", exported.system)
+        export.unit_test(trace, "x", exported_tests.system)
 
 
-def test_a_received_prompt_is_refused(exported):
+def test_a_received_prompt_is_refused(exported_tests):
     commands = script("submit r1 (no session) +9; admit r1; extend r1 +9 tail")
     with pytest.raises(NotExportable, match="a prompt that another server has computed"):
-        export.unit_test(change_trace(OVERSHOOT, commands=commands, expected=()), "x", exported.system)
+        export.unit_test(change_trace(OVERSHOOT, commands=commands, expected=()), "x", exported_tests.system)
 
 
-def test_a_trace_that_conforms_is_refused(exported):
+def test_a_trace_that_conforms_is_refused(exported_tests):
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
         export.unit_test(
-            change_trace(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system
+            change_trace(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported_tests.system
         )
 
 

@@ -23,7 +23,7 @@ from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
 
 
 @pytest.fixture
-def made(monkeypatch):
+def ends_by_version(monkeypatch):
     """The command without releases, with given outcomes."""
     ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
@@ -37,7 +37,7 @@ def made(monkeypatch):
     return ends
 
 
-def test_a_test_is_run_before_it_is_written(kvspec, made):
+def test_a_test_is_run_before_it_is_written(kvspec, ends_by_version):
     options = (
         "export",
         str(OVERSHOOT),
@@ -64,7 +64,7 @@ def test_a_test_is_run_before_it_is_written(kvspec, made):
     assert kvspec(*options, "--out", "t.py")[0] == 2
 
 
-def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
+def test_tests_in_a_folder_share_one_module(kvspec, ends_by_version, monkeypatch):
     options = (
         "export",
         str(OVERSHOOT),
@@ -100,7 +100,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
     assert (code, "--out tests: is a folder; a bug report is one file" in err) == (2, True)
 
 
-def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
+def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, ends_by_version, monkeypatch):
     """A trace without a test has a line that says why; --name is of the first."""
     exports = []
     refused = set()
@@ -146,17 +146,17 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_a_test_that_shows_nothing_is_not_written(kvspec, made, version, end, says):
-    made[version] = end
+def test_a_test_that_shows_nothing_is_not_written(kvspec, ends_by_version, version, end, says):
+    ends_by_version[version] = end
     options = ("--impl", "sglang==0.5.10", "--fixed", "0.5.13", "--out", "t.py")
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
     assert (code, Path("t.py").exists()) == (2, False)
     assert says in err
 
 
-def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
+def test_the_next_trace_of_a_bug_makes_the_test(kvspec, ends_by_version, monkeypatch):
     """This holds for a finding, whose traces lie beside each other, and for a known fault."""
-    made["0.5.10"] = (run_test.FAILS, "")
+    ends_by_version["0.5.10"] = (run_test.FAILS, "")
 
     def unit_test(trace, file, *_):
         if file in refused:
@@ -219,8 +219,9 @@ def test_a_handwritten_test_is_written_to_out_and_checked(kvspec):
     trace = "@a_retracted_turn_goes_on_below_its_state"
     options = "--as", "pytest", "--impl", "sglang==0.5.23+overlap"
     code, _, _ = kvspec("export", trace, *options, "--out", "tests/")
-    made = [path.name for path in Path("tests").iterdir()]
-    assert (code, made) == (0, ["test_the_match_of_a_retry_goes_no_further_back_than_the_state.py"])
+    [file] = Path("tests").iterdir()
+    assert code == 0
+    assert file.name == "test_the_match_of_a_retry_goes_no_further_back_than_the_state.py"
     code, out, err = kvspec("export", trace, *options, "--fixed", "0.5.22")
     assert (code, out) == (2, "")
     assert f"{BY_HAND}, which was written by hand: it fails on sglang==0.5.22+overlap as well" in err
@@ -292,7 +293,7 @@ def test_a_commit_goes_with_a_checkout(kvspec):
 
 
 @pytest.mark.parametrize("fixed", ["0.5.13+overlap", "vllm==0.33.0", "sglang==0.5.13+unified"])
-def test_the_fixed_release_runs_in_the_ways_of_the_test(kvspec, made, fixed):
+def test_the_fixed_release_runs_in_the_ways_of_the_test(kvspec, ends_by_version, fixed):
     options = "--as", "pytest", "--impl", "sglang==0.5.10"
     code, _, err = kvspec("export", str(OVERSHOOT), *options, "--fixed", fixed)
     assert code == 2 and f"--fixed {fixed}: the test is run as --impl is: sglang==VERSION" in err
@@ -307,8 +308,8 @@ def test_the_fixed_release_runs_in_the_ways_of_the_test(kvspec, made, fixed):
         ((run_test.STOPS, "KeyError: 'x'"), "the test stops before its own assertion on sglang==0.5.10: K"),
     ],
 )
-def test_an_exported_test_is_run_here(kvspec, made, end, says):
-    made["0.5.10"] = end
+def test_an_exported_test_is_run_here(kvspec, ends_by_version, end, says):
+    ends_by_version["0.5.10"] = end
     Path("test_a.py").write_text("# Made by kvspec\n")
     code, out, _ = kvspec("run-test", "test_a.py", "--impl", "sglang==0.5.10")
     assert out.startswith(f"test_a.py: {says}")
@@ -360,7 +361,7 @@ def test_other_implementations_are_refused(kvspec):
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
 
 
-def test_a_bug_report(kvspec):
+def test_a_story_is_the_text_of_a_bug_report(kvspec):
     code, out, _ = kvspec("export", str(BUG), "--as", "story")
     assert code == 0
     assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
@@ -386,6 +387,6 @@ def test_a_bug_report(kvspec):
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )
-def test_no_bug_report(kvspec, options, says):
+def test_a_trace_that_shows_nothing_gives_no_bug_report(kvspec, options, says):
     code, out, err = kvspec("export", str(BUG), "--as", "story", *options)
     assert (code, out, says in err) == (2, "", True)

@@ -88,7 +88,7 @@ def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
     system.close()
 
 
-def test_with_the_core_in_rust(tmp_path):
+def test_exports_run_on_the_core_in_rust(tmp_path):
     """A trace that needs its nodes is refused."""
     system = release_with_calls("0.5.23+rust")
     files = [run_alike(system, number, tmp_path) for number in (0, 10)]

@@ -65,7 +65,7 @@ def of_other_keys(fault):
     return replace(trace, geometry=replace(trace.geometry, bigram=True, namespaces=True))
 
 
-def made(system, trace, name, folder):
+def write_test(system, trace, name, folder):
     """The test's file, and what it asserts."""
     text = export.unit_test(trace, f"{name}.json", system)
     system.close()
@@ -84,7 +84,7 @@ def test_exported_tests_fail_with_planted_faults_and_pass_without(at_night, tmp_
         fault = TIER_FAULTS[name.removesuffix(OTHER_KEYS)]
         trace = of_other_keys(fault) if name.endswith(OTHER_KEYS) else fault.trace()
         faulty = checkout_with(root, tmp_path / name, fault)
-        file, asserts = made(TierSystem(path=faulty, calls=True), trace, name, tmp_path)
+        file, asserts = write_test(TierSystem(path=faulty, calls=True), trace, name, tmp_path)
         assert asserts == [PLANTED[name]]
         runs += [(faulty, VERSION, [file]), (root, VERSION, [file])]
     ends = run_test.outcomes(*runs, hook=HOOK)
@@ -101,7 +101,7 @@ def test_exported_tests_show_known_faults(at_night, tmp_path):
         core = "rust" if "+rust" in name else ""
         trace = load(FIXTURES / "releases" / f"sglang-{name}.json")
         root = root_of(release)
-        file, asserts = made(TierSystem(release, core=core, calls=True), trace, name, tmp_path)
+        file, asserts = write_test(TierSystem(release, core=core, calls=True), trace, name, tmp_path)
         assert "".join(asserts) == KNOWN[name]
         runs.append((root, release, [file]))
     ends = run_test.outcomes(*runs, hook=HOOK)

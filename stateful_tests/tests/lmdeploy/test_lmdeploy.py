@@ -60,7 +60,8 @@ def carry_out(system, *commands, config=None):
 def test_a_check_drives_the_corpus(system):
     """Its lines for engines that schedule by themselves; of these, this one is driven the fastest."""
     plan = check_plans.for_system(check_plans.plan("smoke"), system)
-    corpus = next(each for each in configurations(system, plan) if each.machine == check_plans.CORPUS)
+    planned = configurations(system, plan)
+    corpus = next(runs for runs in planned if runs.machine == check_plans.CORPUS)
     driven = drive(system, plan, RunBatch(corpus, range(planned_runs(system, plan, corpus))))
     assert sum(driven.carried_out.values()) > 100
 

@@ -27,4 +27,4 @@ def test_a_keyed_decision_depends_only_on_its_key():
 
     assert decisions(7, 1, 3) == decisions(7, 1, 3)
     others = [decisions(7, 1, 4), decisions(7, 2, 3), decisions(8, 1, 3)]
-    assert all(sum(map(int.__eq__, decisions(7, 1, 3), each)) < 3 for each in others)
+    assert all(sum(map(int.__eq__, decisions(7, 1, 3), other)) < 3 for other in others)

@@ -86,7 +86,7 @@ def test_each_clause_is_in_one_invariant(clause):
     violated = SimpleNamespace(violation=SimpleNamespace(clause=clause))
     machine = SimpleNamespace(lockstep=violated, _fail=lambda: failed.append(clause))
     machine._conforms = MethodType(ServerMachine._conforms, machine)
-    invariants = [each for each in vars(ServerMachine).values() if hasattr(each, INVARIANT_MARKER)]
+    invariants = [member for member in vars(ServerMachine).values() if hasattr(member, INVARIANT_MARKER)]
     for invariant in invariants:
         invariant(machine)
     assert failed == [clause] and len(invariants) == 11

@@ -69,7 +69,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_faulty_engine_of_a_stranger(tmp_path):
+def test_pytest_reports_a_fault_of_a_strangers_engine(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "my_engine.py").write_text(ENGINE)
     (tmp_path / "tests" / "test_engine.py").write_text(TESTS)
@@ -106,7 +106,7 @@ def test_a_faulty_engine_of_a_stranger(tmp_path):
     assert code == 1 and "my-engine violates: FREE-1" in out, out
 
 
-def test_options_aim_at_another_system(tmp_path):
+def test_options_select_the_system_that_a_machine_drives(tmp_path):
     (tmp_path / "my_engine.py").write_text(AT_ONCE)
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
     options = (

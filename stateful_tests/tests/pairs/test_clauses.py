@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reference.pairs import clauses
-from reference.pairs.clauses import OF_PAIRS, broken
+from reference.pairs.clauses import OF_PAIRS, failed_clauses
 from stateful_tests.tests.pairs.scenes import LIFE, PAIR, failures, life_of, steps
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
@@ -42,7 +42,7 @@ def test_every_clause_has_a_row():
 
 def test_a_failure_on_a_server_names_it():
     *_, step = steps(life_of(["life 10", "advance D; as at 10; decode has_nothing"]))
-    told = {each.id: failure for each, failure in broken(step)}["RUN-4"]
+    told = {each.id: failure for each, failure in failed_clauses(step)}["RUN-4"]
     assert told.expected.startswith("D: a batch must come")
     assert told.observed.startswith("D: no batch comes")
     assert [place.server for place in told.at] == ["D", "D"]
@@ -53,11 +53,11 @@ def test_every_clause_is_checked(monkeypatch):
     noting = {name: replace(each, check=checked.append) for name, each in OF_PAIRS.items()}
     monkeypatch.setattr(clauses, "OF_PAIRS", noting)
     *_, step = steps(LIFE)
-    broken(step)
+    failed_clauses(step)
     assert len(checked) == len(OF_PAIRS)
 
 
 def test_nothing_is_asked_of_a_refused_command():
     step = [*steps(LIFE)][-1]
     refused = replace(step, refused=True, after=FORGOTTEN, before=FORGOTTEN)
-    assert [each for each in OF_PAIRS.values() if each.check(refused) is not None] == []
+    assert [clause for clause in OF_PAIRS.values() if clause.check(refused) is not None] == []

@@ -16,9 +16,9 @@ from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces import trace_files as traces
 
 TRACES = [
-    each
-    for each in known_faults.traces("vllm")
-    if "pair" in known_faults.ways_of(each[0].parent.name)
+    trace
+    for trace in known_faults.traces("vllm")
+    if "pair" in known_faults.ways_of(trace[0].parent.name)
 ]
 
 # a part of what `because` says of each trace

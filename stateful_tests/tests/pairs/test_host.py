@@ -80,7 +80,7 @@ def test_an_engine_by_itself_has_one_connector():
 @pytest.mark.parametrize("name", HOSTS)
 def test_drawn_sizes_differ_and_keep_host_memory_where_it_is(name):
     drawn = [draw_pair_config(RandomChoices(seed), HOSTS[name]) for seed in range(20)]
-    assert {each.with_host for each in drawn} == {HOSTS[name].with_host}
+    assert {pair_config.with_host for pair_config in drawn} == {HOSTS[name].with_host}
     assert len({*drawn}) > 10
 
 
@@ -92,8 +92,8 @@ def test_a_tree_without_the_connector_is_not_given_host_memory(pair):
     of_vllm = {name for name, config in PAIR_PRESETS.items() if not config.first_token}
     assert {*PairLockstep.presets_for(pair.capabilities)} == of_vllm
     assert {*PairLockstep.presets_for(can)} == of_vllm - HOSTS.keys()
-    assert "without host memory" in PairLockstep.lacking(can, BOTH, ())
-    assert PairLockstep.lacking(pair.capabilities, BOTH, ()) == ""
+    assert "without host memory" in PairLockstep.unsupported(can, BOTH, ())
+    assert PairLockstep.unsupported(pair.capabilities, BOTH, ()) == ""
 
 
 # -- what is judged -------------------------------------------------------------------------------

@@ -195,9 +195,9 @@ def _groups(trace):
 def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
     text = "prefill r1 a5; serve P r2 b5 for 1; prefill r3 c1; advance P"
     run = replay(pair, trace_of(PAIRS, text, "pair-state"))
-    found = run.history[-1].facts.prefill.requests
+    request = run.history[-1].facts.prefill.requests
     assert run.violation is None
-    assert {name: len(fact.tokens) for name, fact in found.items()} == {"r1": 4, "r2": 5, "r3": 1}
+    assert {name: len(fact.tokens) for name, fact in request.items()} == {"r1": 4, "r2": 5, "r3": 1}
 
 
 @pytest.mark.parametrize(

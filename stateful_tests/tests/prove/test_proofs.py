@@ -119,7 +119,7 @@ def test_assumptions_about_quotients_hold_in_python():
 
 
 @pytest.mark.parametrize("margin", window_theorem.MARGINS)
-def test_the_window_theorem_on_every_small_case(margin):
+def test_the_window_theorem_holds_on_every_small_case(margin):
     """The condition as it is printed, the functions, and the reference in plain numbers."""
     policy = window_theorem.POLICIES[margin]
     holes = 0
@@ -171,8 +171,8 @@ def test_crosshair_agrees(tmp_path):
         targets[f"fault{number}.{fault.crosshair}"] = fault.name
     missed = list(targets)
     for seconds in (0.4, 2, 8, 30):  # what a busy machine does not find at once
-        found = _crosshair(tmp_path, seconds, *missed) if missed else ""
-        missed = [t for t in missed if f"{t.partition('.')[0]}.py" not in found]
+        refuted = _crosshair(tmp_path, seconds, *missed) if missed else ""
+        missed = [t for t in missed if f"{t.partition('.')[0]}.py" not in refuted]
     assert [targets[t] for t in missed] == []
 
 

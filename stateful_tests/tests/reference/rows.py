@@ -116,8 +116,8 @@ def _stamp(text: str) -> int:
 def _states(step: Step, field: str, key: Any, to: Any, *, before: bool = False) -> Step:
     """Return the facts of recurrent state with one entry that is other, or gone (None)."""
     old = (step.before if before else step.after).states
-    kept = {k: v for k, v in getattr(old, field).items() if k != key}
-    entries = kept if to is None else kept | {key: to}
+    other_entries = {k: v for k, v in getattr(old, field).items() if k != key}
+    entries = other_entries if to is None else other_entries | {key: to}
     return change_facts(step, before=before, states=old._replace(**{field: entries}))
 
 
@@ -128,8 +128,10 @@ def _stamp_slots(step: Step, slot: str, text: str) -> Step:
 
 
 def _tear_page(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
-    """Return the step with slots of a page that form none. what: torn or torn_swa. end: of the page, if it is
-    the tree's."""
+    """Return the step with slots of a page that form none.
+
+    what: torn or torn_swa. end: of the page, if it is the tree's.
+    """
     pool = "full" if what == "torn" else "swa"
     whose = holder.replace("_", " ")
     torn = Torn(whose, pool, int(start), value(slots), *map(path, end))

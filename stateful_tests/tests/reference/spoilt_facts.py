@@ -29,7 +29,7 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     system = ReferenceSystem()
     state = model.initial(geometry)
     system.reset(geometry)
-    scripts = (script(each) if isinstance(each, str) else (each,) for each in commands)
+    scripts = (script(command) if isinstance(command, str) else (command,) for command in commands)
     for command in (command for commands_of_script in scripts for command in commands_of_script):
         before = facts_of(system.view(), geometry)
         was = state
@@ -133,8 +133,8 @@ def keep_freed_page(step: Step, pool: str) -> Step:
         was = step.before.pools[pool]
         now = pools[pool]
         page = next(o for o in was.owned if o.page in now.free)
-        rest = [p for p in now.free if p != page.page]
-        return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
+        free_pages = [p for p in now.free if p != page.page]
+        return pools | {pool: now._replace(free=free_pages, owned=[*now.owned, page])}
 
     return change_facts(step, pools=change)
 

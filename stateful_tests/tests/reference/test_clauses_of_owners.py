@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.clauses import CLAUSES, about, broken, broken_off
+from reference.clauses import CLAUSES, about, failed_clauses, broken_off
 from reference.clauses.facts import Owned
 from reference.clauses.expected_frees import pages_owed
 from reference.clauses.step import Step
@@ -42,8 +42,8 @@ def freed_more(step: Step, pool: str) -> Step:
     def change(pools: dict) -> dict:
         now = pools[pool]
         page = next(_stay(step, pool))
-        kept = [o for o in now.owned if o != page]
-        return pools | {pool: now._replace(free=[*now.free, page.page], owned=kept)}
+        other_pages = [o for o in now.owned if o != page]
+        return pools | {pool: now._replace(free=[*now.free, page.page], owned=other_pages)}
 
     return change_facts(step, pools=change)
 
@@ -92,9 +92,9 @@ def test_a_clause_is_checked_for_its_commands_and_features(step, asked):
 
 def test_a_waived_clause_is_not_checked():
     step = spoilt(STEPS["CUT"], "session s1 kv_committed_len=8")
-    failed = {clause.id for clause, _ in broken(step)}
+    failed = {clause.id for clause, _ in failed_clauses(step)}
     assert "LEN-2" in failed
-    assert "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
+    assert "LEN-2" not in {clause.id for clause, _ in failed_clauses(step, frozenset({"LEN-2"}))}
     assert "LEN-2" not in {clause.id for clause, _ in broken_off(step)}, (
         "it asks of what is not done"
     )
@@ -129,9 +129,9 @@ def test_a_refusal_is_about_missing_and_unexpected_owners():
 @pytest.mark.parametrize("shown", [{}, {"r1": None}])
 def test_a_request_that_is_not_shown_has_no_cut_and_owes_no_page(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
-        seen = step.after.requests
+        request_facts = step.after.requests
         hidden = change_facts(
-            step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()}
+            step, requests={name: request_facts[name]._replace(cursors=at) for name, at in shown.items()}
         )
         assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
 

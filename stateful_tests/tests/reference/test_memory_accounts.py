@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from impl.bugs import broken
+from impl.bugs import torch_with_bug
 from impl.torch_kv import TorchKV
 from reference.clauses.memory_checks import TERMS, expected_report, miscount_lines
 from reference.clauses.step import Step
@@ -134,9 +134,9 @@ def test_a_report_at_level_0_violates_chk2(alarm, clauses):
 def test_an_idle_check_that_changes_something_is_seen():
     class Tidy(TorchKV):
         def check_idle(self, command):
-            found = super().check_idle(command)
+            report = super().check_idle(command)
             self.sessions["s1"].history.pop()
-            return found
+            return report
 
     assert violated_clauses(Tidy(), *TURN, Finish("r1", 1), CheckIdle())[0] == "CHK-3"
 
@@ -174,7 +174,7 @@ def test_an_uncounted_pool_may_lack_an_account(uncounted, clauses):
 )  # fmt: skip
 def test_a_false_alarm_is_explained(fixture, bug, since, expected):
     """Which pages, as what and as what, since which command."""
-    violation = replay(broken(bug), load(FIXTURES / f"{fixture}.json")).violation
+    violation = replay(torch_with_bug(bug), load(FIXTURES / f"{fixture}.json")).violation
     assert violation.since == since
     assert expected in violation.observed.split("\n")
 
@@ -212,7 +212,7 @@ TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 def test_a_wrongly_counted_owner_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
     lines = [line.split(": ", 1) for line in miscount_lines(SEEN, Report((account,), entries), account)]
-    assert {where.split(" of ")[1][:2]: line for where, line in lines} == expected
+    assert {place.split(" of ")[1][:2]: line for place, line in lines} == expected
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
 

@@ -211,16 +211,16 @@ def test_an_eviction_takes_unlocked_nodes(sizes, given, command, freed):
         (ONE, "insert g a3; insert h a4 SWA from 1", [("a2", True), ("a3", True), ("a4", True)]),
     ],
 )  # fmt: skip
-def test_which_nodes_there_are(sizes, given, nodes):
-    found = radix_tree.nodes(after(given, sizes=sizes).tree)
-    assert [(path_text(placed.path), placed.node.live) for placed in found] == nodes
+def test_an_insert_leaves_each_node_live_or_a_tombstone(sizes, given, nodes):
+    nodes_found = radix_tree.nodes(after(given, sizes=sizes).tree)
+    assert [(path_text(placed.path), placed.node.live) for placed in nodes_found] == nodes
 
 
 def test_evicted_pages_are_given_back():
     was = after("insert h a4", sizes=WITH_TREE)
     [evict] = script("evict full 4")
-    gone = step_with_effects(was, evict)[2].gone
-    assert gone["full"] == gone["swa"] == {("tree a4", 0)}
+    evicted = step_with_effects(was, evict)[2].gone
+    assert evicted["full"] == evicted["swa"] == {("tree a4", 0)}
 
 
 def test_tombstones_alone_are_recovered():
@@ -368,7 +368,7 @@ def test_a_memory_check_counts_what_a_row_owns():
             assert counted_swa(c, 2) == 2 * len(swa_pages(c, 2)), c
 
 
-def test_texts():
+def test_texts_are_cut_and_extended_piece_by_piece():
     text = ((1, 3), (4, 5))
     assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert text_cut((*text, (5, 7)), 4) == ((1, 3), (4, 4))
@@ -413,9 +413,9 @@ def test_a_prompt_is_of_texts_that_there_are(text, says):
 )
 def test_bad_geometries_name_the_field(field, value):
     sizes = {f: getattr(PAGE4, f) for f in PAGE4.__slots__} | {field: value}
-    with pytest.raises(GeometryError) as caught:
+    with pytest.raises(GeometryError) as error:
         Geometry(**sizes)
-    assert caught.value.field == field
+    assert error.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -329,10 +329,10 @@ def _cursors_in_table(now: State, request: Request | None, holder: str) -> list[
     """Return the cursors of a request, and those of its session's slot where both show."""
     then = now.request(request.name) if request else None
     slot = now.session(holder)
-    shown = [then.cursors] if then is not None and then.cursors is not None else []
-    if slot is not None and slot.slot is not None and (not shown or then.phase is Phase.ADMITTED):
-        shown.append(slot.slot)
-    return shown
+    cursors_shown = [then.cursors] if then is not None and then.cursors is not None else []
+    if slot is not None and slot.slot is not None and (not cursors_shown or then.phase is Phase.ADMITTED):
+        cursors_shown.append(slot.slot)
+    return cursors_shown
 
 
 def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int]]) -> str:
@@ -342,9 +342,9 @@ def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     for holder, cursors in before.items():
         for pool, pages in (("full", full_pages), ("swa", swa_pages)):
-            kept = set(pages(after[holder], size)) if holder in after else set()
-            gone = set(pages(cursors, size)) - kept
-            if (pool == "full" or window is not None) and gone != expected.get(
+            kept_pages = set(pages(after[holder], size)) if holder in after else set()
+            freed_pages = set(pages(cursors, size)) - kept_pages
+            if (pool == "full" or window is not None) and freed_pages != expected.get(
                 (holder, pool), set()
             ):
                 return f"{pool} pages"
@@ -389,5 +389,5 @@ def test_a_formula_that_is_not_so_is_found(transitions):
         replace(evict, where=(("F", "max(E, R, floor(L - W))"),)),
         replace(abort, cases=abort.cases[:1]),
     ):
-        mine = [step for step in transitions if type(step[1]) is rule.command]
-        assert any(_wrong(rule, *step) for step in mine), rule
+        rule_steps = [step for step in transitions if type(step[1]) is rule.command]
+        assert any(_wrong(rule, *step) for step in rule_steps), rule

@@ -57,10 +57,10 @@ def test_a_state_of_an_engine_has_no_numbers_of_blocks_or_jobs():
 )  # fmt: skip
 def test_an_output_for_anybody_is_an_answer(outputs, begins_anew):
     progress = of_blocks.EngineProgress()
-    rest = BLOCKS._replace(host=None, steps_in_flight=0)
-    for command, facts in ((Schedule(), rest), (Update(), rest._replace(outputs=outputs))):
+    at_rest = BLOCKS._replace(host=None, steps_in_flight=0)
+    for command, facts in ((Schedule(), at_rest), (Update(), at_rest._replace(outputs=outputs))):
         progress.follow(command, facts, waits=True, idle=False)
-    still = progress.follow(Schedule(), rest, waits=True, idle=False)
+    still = progress.follow(Schedule(), at_rest, waits=True, idle=False)
     assert still is not None
     assert still.times == (1 if begins_anew else 2)
 
@@ -106,8 +106,8 @@ def test_each_request_counts_and_row_0_is_a_row():
 
 
 def test_a_copy_that_grows_is_another_state():
-    one, two = (with_receiver(kept={"full": slots}) for slots in ((1,), (1, 2)))
-    assert of_tiers.state_of(one) != of_tiers.state_of(two)
+    first_state, second_state = (with_receiver(kept={"full": slots}) for slots in ((1,), (1, 2)))
+    assert of_tiers.state_of(first_state) != of_tiers.state_of(second_state)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,6 @@ def test_a_shared_text_has_the_letter_of_its_serial():
 def test_a_key_of_bigrams_has_each_token_with_the_next():
     tokens = [token_id(1, 0), token_id(1, 1), token_id(SHARED, 2)]
     key = tree_key(tokens, bigram=True)
-    assert [(token_of(each), second_of(each)) for each in key] == [*itertools.pairwise(tokens)]
+    assert [(token_of(token), second_of(token)) for token in key] == [*itertools.pairwise(tokens)]
     assert all(map(is_bigram, key)) and not any(map(is_bigram, tree_key(tokens, bigram=False)))
     assert tokens_of(key) == tuple(tokens)

@@ -68,8 +68,8 @@ def test_statements_about_the_past_are_true(name):
     assert {int(index) for index in re.findall(r"since command (\d+)", explained_run.text)} <= dates
     ends = {claim.until for claim in explained_run.claims}
     assert {int(index) for index in re.findall(r"let go at command (\d+)", explained_run.text)} <= ends
-    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
-        assert what == describe(run.trace.commands[int(index)])
+    for index, quoted in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
+        assert quoted == describe(run.trace.commands[int(index)])
     for index in re.findall(r"command (\d+)", explained_run.text):
         assert f"command {index} (" in explained_run.text, "told once in full"
 
@@ -169,7 +169,7 @@ class Forgetful(OwnShape):
         return structs.replace(view, sessions=blank)
 
 
-def test_a_history_of_other_tokens():
+def test_the_first_other_token_of_a_history_is_named():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
     explanation = because(replays.replay(Forgetful(resolve("torch")), trace))
     assert explanation.text == (
@@ -268,7 +268,7 @@ class AddsToTheInput(ReferenceSystem):
         return structs.replace(view, requests=more)
 
 
-def test_an_input_of_other_tokens():
+def test_a_longer_input_is_explained_by_its_length():
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, script("open s1; submit r1 in s1 +3"))
     text = because(replays.replay(AddsToTheInput(), trace)).text
     assert text.startswith(

@@ -5,7 +5,7 @@ import pytest
 from ci import cli
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases, ways_of
 
-REPORTS = sorted(each for each in (FOLDER / "reports").glob("*.md") if each.stem != "README")
+REPORTS = sorted(path for path in (FOLDER / "reports").glob("*.md") if path.stem != "README")
 
 
 def without_versions(text: str) -> str:
@@ -21,7 +21,7 @@ def test_a_report_quotes_the_current_output(path, request, capsys):
     printed = capsys.readouterr().out
     if request.config.getoption("accept"):
         path.write_text(printed, encoding="utf-8")
-    told = path.read_text(encoding="utf-8")
-    assert without_versions(printed) == without_versions(told), (
+    report = path.read_text(encoding="utf-8")
+    assert without_versions(printed) == without_versions(report), (
         "accept what is true: pytest --accept"
     )

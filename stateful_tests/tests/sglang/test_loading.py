@@ -55,9 +55,9 @@ def answer(monkeypatch, stderr="", put=None):
 
 
 def unusable(action, *arguments, **named) -> str:
-    with pytest.raises(UnusableImplementation) as caught:
+    with pytest.raises(UnusableImplementation) as error:
         action(*arguments, **named)
-    line = str(caught.value)
+    line = str(error.value)
     assert "\n" not in line
     assert len(line) < 400
     return line
@@ -235,8 +235,8 @@ def test_only_the_core_of_the_compiled_files_is_unpacked(tmp_path):
         ):
             archive.writestr(name, "")
     fetch.unpack(tmp_path / "s.whl", tmp_path / "x")
-    found = {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*") if p.is_file()}
-    assert found == {core, "sglang/srt/environ.py"}
+    unpacked_files = {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*") if p.is_file()}
+    assert unpacked_files == {core, "sglang/srt/environ.py"}
 
 
 def test_a_folder_without_the_tree_says_so(tmp_path):

@@ -213,12 +213,12 @@ def test_known_faults_of_a_release_show_under_overlap(system, version):
         judged += 1
         clause = fault.clause_shown(trace.clause, version)
         expected = None if clause is None else (clause, len(trace.commands) - 1)
-        shown = fault_shown(system, trace)
+        is_shown = fault_shown(system, trace)
         if clause not in (None, trace.clause):  # another clause than the trace's: at any step
             expected = clause
-            shown = shown and shown[0]
-        if shown != expected:
-            wrong[path.stem] = (shown, expected)
+            is_shown = is_shown and is_shown[0]
+        if is_shown != expected:
+            wrong[path.stem] = (is_shown, expected)
     assert judged and wrong == {}
 
 

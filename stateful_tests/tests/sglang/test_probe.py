@@ -97,9 +97,9 @@ def change(root: Path, file: str, old: str, new: str) -> None:
 
 
 def refusal(action: Callable[..., object], *arguments: object, **named: object) -> str:
-    with pytest.raises(UnusableImplementation) as caught:
+    with pytest.raises(UnusableImplementation) as error:
         action(*arguments, **named)
-    line = str(caught.value)
+    line = str(error.value)
     assert "\n" not in line
     return line
 

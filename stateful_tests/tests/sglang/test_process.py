@@ -129,13 +129,13 @@ def test_the_driver_implements_the_declared_commands():
 
 
 def test_a_prompt_is_spelled_by_position_and_other_ids_are_refused():
-    found = vocabulary.spelled((Piece("a", 2), Piece("c", 3)), 4)
+    spelled_tokens = vocabulary.spelled((Piece("a", 2), Piece("c", 3)), 4)
     at = [*((0, p) for p in (4, 5)), *((2, p) for p in (6, 7, 8))]
-    assert found == [token_id(shared_serial("abc"[text]), position) for text, position in at]
+    assert spelled_tokens == [token_id(shared_serial("abc"[text]), position) for text, position in at]
     for piece in (Piece("a", 0), Piece("A", 1), Piece("ab", 1), Piece("", 1), Piece("ä", 1)):
-        with pytest.raises(vocabulary.CommandRefused) as caught:
+        with pytest.raises(vocabulary.CommandRefused) as error:
             vocabulary.spelled((piece,))
-        assert caught.value.reason is Reason.EMPTY
+        assert error.value.reason is Reason.EMPTY
 
 
 # -- the batches that memory checks go by

@@ -40,9 +40,9 @@ def test_torch_conforms(path):
 def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release):
     trace = load(path)
     run = replay(release(version), trace)
-    shown = fault.clause_shown(trace.clause, version)
-    assert (run.violation and run.violation.clause) == shown
-    if shown == trace.clause and fault.is_in(version):
+    clause_shown = fault.clause_shown(trace.clause, version)
+    assert (run.violation and run.violation.clause) == clause_shown
+    if clause_shown == trace.clause and fault.is_in(version):
         assert run.violation.step == len(trace.commands) - 1
         assert "; observed: " not in because(run).text, "told from the facts of the run"
 
@@ -57,17 +57,17 @@ def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, re
         trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x")))
     )
     for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
-        shown = fault_shown(release(version), played) is not None
-        assert shown is fault, played.geometry.settings
+        is_shown = fault_shown(release(version), played) is not None
+        assert is_shown is fault, played.geometry.settings
 
 
 @pytest.mark.parametrize("name", ["0.5.13+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
 def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name, release):
     rounds = SpecDecode((Draft("a", 2, 2),)), Abort("a")
     turn = Open("s"), Submit("a", "s", 1), Admit("a"), Extend((Chunk("a", 1),)), *rounds
-    for pages, seen in ((4, ("SES-2", 5)), (9, None)):
+    for pages, expected in ((4, ("SES-2", 5)), (9, None)):
         sizes = Geometry(1, None, pages, 0, 2, 12)
-        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen, f"{pages} pages"
+        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == expected, f"{pages} pages"
 
 
 def test_the_cause_of_a_page_with_two_owners_is_reported(release):

@@ -51,11 +51,11 @@ class OfInvented(SGLangSystem):
 def root(tmp_path_factory):
     """The files of 0.5.23 with other names; skips where it is unavailable."""
     try:
-        there = release_root("0.5.23")
+        release_folder = release_root("0.5.23")
     except UnusableImplementation as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("renamed") / "checkout"
-    shutil.copytree(there, folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(release_folder, folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     words = {name.rpartition(".")[2]: new for name, new in RENAMED.items()}
     old = re.compile(rf"\b({'|'.join(words)})\b")
     for file in folder.rglob("*.py"):
@@ -65,12 +65,12 @@ def root(tmp_path_factory):
 
 
 def test_all_renamed_names_are_reported_together(root):
-    with pytest.raises(UnusableImplementation) as caught:
+    with pytest.raises(UnusableImplementation) as error:
         detect(root)
     for name in RENAMED:
         kind, _, member = name.rpartition(".")
         lacks = f"{kind} has no {member}" if kind else f"there is no {member}"
-        assert lacks in str(caught.value)
+        assert lacks in str(error.value)
 
 
 def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):

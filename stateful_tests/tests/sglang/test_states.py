@@ -98,7 +98,7 @@ def test_traces_of_named_bugs_conform(real, path):
 
 @pytest.mark.parametrize("version", ["0.5.22", "0.5.23", "0.5.23+overlap"])
 @pytest.mark.parametrize("text", TRACKED.values(), ids=TRACKED.keys())
-def test_scenes_with_tracked_states(release, version, text):
+def test_scenes_with_tracked_states_conform(release, version, text):
     lockstep = Lockstep(release(version), replace(preset("state-track"), tree=True), Mode.FAITHFUL)
     for command in (*script(text), *finale(lockstep.state, lockstep.system.capabilities)):
         if version == "0.5.22" and len(getattr(command, "lanes", ())) == 2:
@@ -109,7 +109,7 @@ def test_scenes_with_tracked_states(release, version, text):
 
 def _lazily(system, text, page_size):
     """Return a run of a scene, with slots for as many requests as it has."""
-    states = 4 + 4 * ("r2" in text)
+    states = 8 if "r2" in text else 4
     sizes = replace(preset("state-lazy-tight"), tree=True, states=states, page_size=page_size)
     lockstep = Lockstep(system, sizes, Mode.FAITHFUL)
     for command in script(text):
@@ -122,7 +122,7 @@ def _lazily(system, text, page_size):
     *(("0.5.22+overlap", text) for text in LAZY.values()),
     *(("0.5.23+overlap", text) for text in [*LAZY.values(), *LATER.values()]),
 ])  # fmt: skip
-def test_scenes_with_a_second_slot_on_demand(release, version, text):
+def test_scenes_with_a_second_slot_on_demand_conform(release, version, text):
     for page_size in (2, 4):
         lockstep = _lazily(release(version), text, page_size)
         assert lockstep.violation is None, lockstep.violation
@@ -138,7 +138,7 @@ def test_a_slot_on_demand_needs_overlap(release):
 
 
 @pytest.mark.parametrize("text", SCENES.values(), ids=SCENES.keys())
-def test_scenes(real, text):
+def test_scenes_conform(real, text):
     lockstep = Lockstep(real, replace(preset("state"), tree=True), Mode.FAITHFUL)
     for command in (*script(text), *finale(lockstep.state, real.capabilities)):
         lockstep.do(command)

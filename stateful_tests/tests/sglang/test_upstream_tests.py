@@ -15,7 +15,7 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
 
 REPORTS = FOLDER / "reports"
-TESTED = [each for each in known_faults().values() if each.test]
+TESTED = [fault for fault in known_faults().values() if fault.test]
 _RECEIVED = "keeps_a_window_of_swa_kv", "publishes_only_sent_swa_kv"
 READS = {
     f"test_received_prompt_{name}.py": "sglang/srt/disaggregation/decode.py" for name in _RECEIVED
@@ -26,11 +26,11 @@ def test_each_unreported_fault_of_the_newest_release_has_a_test():
     assert {fault.test for fault in TESTED} == {path.name for path in REPORTS.glob("*.py")}
     verdicts = {"none found", "cause known", "known", "threads end before it"}
     assert {fault.verdict for fault in TESTED} == verdicts
-    newest = [each for each in known_faults().values() if not each.fixed]
+    newest = [fault for fault in known_faults().values() if not fault.fixed]
     assert all(fault in newest for fault in TESTED)
     # A unit test has one scheduler, and a pair has two with a network: its trace or its run is the report.
     pairs = "a prefill and a decode server", "a server that only prefills"
-    alone = [each for each in newest if each.way != "pair" and not (each.only or "").startswith(pairs)]
+    alone = [fault for fault in newest if fault.way != "pair" and not (fault.only or "").startswith(pairs)]
     assert all(fault.test for fault in alone if fault.verdict == "none found")
 
 
@@ -67,7 +67,7 @@ def test_upstream_tests_fail_at_their_own_assertion(engine):
     by_hook: dict[str, list] = {}
     for fault in (fault for fault in TESTED if fault.engine == engine):
         try:
-            root = resolve(f"{engine}=={newest}{'+offload' * (fault.way == 'offload')}").root
+            root = resolve(f"{engine}=={newest}{'+offload' if fault.way == 'offload' else ''}").root
         except UnusableImplementation as error:
             pytest.skip(str(error))
         if not (root / READS.get(fault.test, "")).exists():

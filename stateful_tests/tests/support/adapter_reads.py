@@ -42,8 +42,8 @@ def _defined_by(statement: ast.stmt) -> set[str]:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
         case ast.Assign(targets=targets) | ast.AnnAssign(target=ast.Name() as targets):
-            found = targets if isinstance(targets, list) else [targets]
-            return {target.id for target in found if isinstance(target, ast.Name)}
+            targets_found = targets if isinstance(targets, list) else [targets]
+            return {target.id for target in targets_found if isinstance(target, ast.Name)}
     return set()
 
 

@@ -37,9 +37,9 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     return _made(hint)
 
 
-def _made(of: type) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(of)
-    return st.builds(of, **{field.name: _values(hints[field.name]) for field in fields(of)})
+def _made(kind: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{field.name: _values(hints[field.name]) for field in fields(kind)})
 
 
 commands = st.one_of(map(_made, COMMANDS))

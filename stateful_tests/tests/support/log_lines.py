@@ -75,8 +75,8 @@ def spoilt(log: list[JsonLine], changes: str) -> list[JsonLine]:
 def header_fields(text: str) -> Fields:
     """Fields of a log's header: `window no, full_tokens 8, tree; tier full_tokens 32, states 8`."""
     plain, _, tier = text.partition("; tier ")
-    said = _read(_words(plain), get_type_hints(WatchHeader))
-    return said | {"tier": _read(_words(tier), get_type_hints(TierHeader))} if tier else said
+    values = _read(_words(plain), get_type_hints(WatchHeader))
+    return values | {"tier": _read(_words(tier), get_type_hints(TierHeader))} if tier else values
 
 
 def change_line(was: JsonLine, change: str) -> JsonLine:
@@ -95,7 +95,7 @@ def change_line(was: JsonLine, change: str) -> JsonLine:
 
 def _event(line: str) -> JsonLine:
     head, *entries = line.split(";")
-    about, _, said = head.partition(":")
+    about, _, body = head.partition(":")
     tag, *names = about.split()
     if tag not in EVENTS:
         raise ValueError(f"no event is called {tag!r}; one of {', '.join(EVENTS)}")
@@ -105,9 +105,9 @@ def _event(line: str) -> JsonLine:
     for name, word in zip(_ABOUT.get(tag, ()), names, strict=False):
         fields[name] = _value([word], types[name])
     if tag in _LANES and tag != "step":
-        entries = [said, *entries]
+        entries = [body, *entries]
     else:
-        fields |= _read(_words(said), types)
+        fields |= _read(_words(body), types)
     for entry in entries:
         _enter(tag, fields, _words(entry))
     return [tag, *fields.values()]
@@ -135,20 +135,20 @@ def _missing(hint: Any) -> Any:
 
 def _read(words: Iterable[str], types: Fields) -> Fields:
     """Fields by their names, each with the words behind it."""
-    said: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if word in types:
             name = word
-            said[name] = []
+            values[name] = []
         elif _CURSOR.fullmatch(word) and not _takes_cursors(name, types):
             name = "cursors"
-            said[name] = [word]
+            values[name] = [word]
         elif name:
-            said[name].append(word)
+            values[name].append(word)
         else:
             raise ValueError(f"{word!r} is no field; one of {', '.join(types)}")
-    return {name: _value(parts, types[name]) for name, parts in said.items()}
+    return {name: _value(parts, types[name]) for name, parts in values.items()}
 
 
 def _takes_cursors(name: str, types: Fields) -> bool:
@@ -171,8 +171,8 @@ def _value(words: list[str], hint: Any) -> Any:
         return [int(numbers.get(name, 0)) for name in CURSORS]
     if get_origin(kind) is list:
         listed = [] if words == ["empty"] else words
-        of = get_args(kind)[0]
-        return [int(word) if of is int else word for word in listed]
+        item_type = get_args(kind)[0]
+        return [int(word) if item_type is int else word for word in listed]
     [word] = words
     return kind(word) if kind in (int, float) else word.strip('"')
 
@@ -189,9 +189,9 @@ def _enter(tag: str, fields: Fields, words: list[str], instead: bool = False) ->
     if tag in _LANES:
         _enter_lane(tag, fields["lanes"], words, instead)
     elif tag == "snapshot":
-        kind, name, *rest = words
+        kind, name, *more_words = words
         state: Any = {"session": SessionState, "request": RequestState}[kind]
-        _enter_state(fields[f"{kind}s"], kind, name, _read(rest, get_type_hints(state)), state)
+        _enter_state(fields[f"{kind}s"], kind, name, _read(more_words, get_type_hints(state)), state)
     elif tag == "pages":
         _enter_page(fields, words)
     else:
@@ -199,18 +199,18 @@ def _enter(tag: str, fields: Fields, words: list[str], instead: bool = False) ->
 
 
 def _enter_lane(tag: str, lanes: list[Any], words: list[str], instead: bool) -> None:
-    request, *rest = words
+    request, *more_words = words
     types = _LANES[tag]
-    said = {name: _missing(hint) for name, hint in types.items()} | {"request": request}
+    values = {name: _missing(hint) for name, hint in types.items()} | {"request": request}
     places = [at for at, lane in enumerate(lanes) if instead and lane[0] == request] or [len(lanes)]
     for lane in lanes[places[0] : places[0] + 1]:
-        said = dict(zip(types, [request, lane[1:]] if tag == "step" else lane))
-    said |= _read(rest, types)
-    lane = [request, *said["cursors"]] if tag == "step" else list(said.values())
+        values = dict(zip(types, [request, lane[1:]] if tag == "step" else lane))
+    values |= _read(more_words, types)
+    lane = [request, *values["cursors"]] if tag == "step" else list(values.values())
     lanes[places[0] : places[0] + 1] = [lane]
 
 
-def _enter_state(states: list[Fields], kind: str, name: str, said: Fields, state: Any) -> None:
+def _enter_state(states: list[Fields], kind: str, name: str, values: Fields, state: Any) -> None:
     """One of a snapshot. Fields that have no default are written out."""
     found = next((each for each in states if each[kind] == name), None)
     if found is None:
@@ -218,18 +218,18 @@ def _enter_state(states: list[Fields], kind: str, name: str, said: Fields, state
         hints = get_type_hints(state)
         found = {each: _missing(hints[each]) for each in needed} | {kind: name}
         states.append(found)
-    found |= said
+    found |= values
 
 
 def _enter_page(fields: Fields, words: list[str]) -> None:
-    kind, *rest = words
+    kind, *more_words = words
     if kind == "owner":
-        name, *said = rest
+        name, *said = more_words
         was = dict(zip(_OWNER, fields["owners"].get(name, (0, [0, 0, 0, 0], []))))
         fields["owners"][name] = list((was | _read(said, _OWNER)).values())
     elif kind == "node":
         nothing = {name: _missing(hint) for name, hint in _NODE.items()}
-        fields["nodes"] = [*(fields["nodes"] or []), list((nothing | _read(rest, _NODE)).values())]
+        fields["nodes"] = [*(fields["nodes"] or []), list((nothing | _read(more_words, _NODE)).values())]
     else:
         states = fields["states"] = fields["states"] or {
             "free": [],
@@ -239,10 +239,10 @@ def _enter_page(fields: Fields, words: list[str]) -> None:
         }
         if kind == "states":
             types: Fields = {"free": list[int], "nodes": list[str]}
-            said = _read(rest, types)
+            said = _read(more_words, types)
             states["free"] = said.get("free", states["free"])
             named = said.get("nodes", states["nodes"])
             states["nodes"] = [None if each in ("-", None) else int(each) for each in named]
         else:
-            name, *numbers = rest
+            name, *numbers = more_words
             states[kind][name] = [int(number) for number in numbers]

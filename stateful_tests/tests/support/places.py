@@ -13,8 +13,8 @@ def in_words(places: Iterable[Place]) -> str:
     parts = []
     for place in places:
         kind = type(place).__name__.removeprefix("At").lower()
-        said = (_place_words(name, value) for name, value in zip(place._fields, place))
-        parts.append(" ".join([kind, *filter(None, said)]))
+        words = (_place_words(name, value) for name, value in zip(place._fields, place))
+        parts.append(" ".join([kind, *filter(None, words)]))
     return ", ".join(parts)
 
 

@@ -180,14 +180,14 @@ def trace_of(
 def config_of(kind: Kind, sizes: str | dict[str, Any]) -> AnyConfig:
     """Return the sizes that a fault states."""
     if isinstance(sizes, str):
-        found: AnyConfig = kind.presets[sizes]
-        return found
-    given = dict(sizes)
-    if "preset" in given:
-        return replace(kind.presets[given.pop("preset")], **given)
+        config: AnyConfig = kind.presets[sizes]
+        return config
+    fields = dict(sizes)
+    if "preset" in fields:
+        return replace(kind.presets[fields.pop("preset")], **fields)
     if kind is BLOCKS:
-        return EngineConfig(tuple(_group(*group) for group in given.pop("groups")), **given)
-    return _geometry(**given)
+        return EngineConfig(tuple(_group(*group) for group in fields.pop("groups")), **fields)
+    return _geometry(**fields)
 
 
 def _group(
@@ -209,8 +209,8 @@ def stated_sizes(config: AnyConfig) -> str:
     if same := [name for name, preset in presets.items() if preset == config]:
         return json.dumps(same[0])
     if isinstance(config, EngineConfig):
-        said = {"groups": [_group_stated(group) for group in config.groups]}
-        said |= {
+        stated = {"groups": [_group_stated(group) for group in config.groups]}
+        stated |= {
             field.name: getattr(config, field.name)
             for field in fields(config)
             if field.name != "groups" and getattr(config, field.name) != field.default
@@ -218,8 +218,8 @@ def stated_sizes(config: AnyConfig) -> str:
     else:
         other = {name: _differences(config, preset) for name, preset in presets.items()}
         nearest = min(other, key=lambda name: len(other[name]))
-        said = {"preset": nearest, **other[nearest]}
-    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in said.items()) + " }"
+        stated = {"preset": nearest, **other[nearest]}
+    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in stated.items()) + " }"
 
 
 def _differences(config: AnyConfig, preset: AnyConfig) -> dict[str, Any]:

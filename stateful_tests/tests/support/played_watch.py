@@ -72,8 +72,8 @@ class _Scheduler:
     @property
     def waiting_queue(self) -> list[Any]:
         waits = (RequestPhase.QUEUED, RequestPhase.ADMITTED)
-        found = [turn.req for turn in self.server.turns.values() if turn.phase in waits]
-        return [req for req in found if all(req is not each for each in self.prepared)]
+        waiting_reqs = [turn.req for turn in self.server.turns.values() if turn.phase in waits]
+        return [req for req in waiting_reqs if all(req is not each for each in self.prepared)]
 
 
 def watched_driver(version: str, folder: Path, spec: bool) -> type:

@@ -63,8 +63,8 @@ class Notation:
         if words[0] == "new":
             kind = self.kinds[words[1]]
             blank = _blank(kind.type)
-            made = kind.type(**{**blank, **self._fields(said, kind.type, blank)})
-            return facts._replace(**{kind.field: (*getattr(facts, kind.field), made)})
+            record = kind.type(**{**blank, **self._fields(said, kind.type, blank)})
+            return facts._replace(**{kind.field: (*getattr(facts, kind.field), record)})
         if words[0] == "no" and words[1] in self.kinds:
             kind, at, rest = self._record(facts, words[1:])
             del rest[at]

@@ -67,8 +67,8 @@ class ClauseRow(NamedTuple):
 def clause_rows(path: Path) -> Iterator[ClauseRow]:
     """Yield the rows of a file whose outcomes are "CLAUSE (further clauses): words" or "conforms"."""
     for title, on, lines, outcome, places in paragraphs(path):
-        found = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
-        if found is None:
+        match = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
+        if match is None:
             raise ValueError(f"{path}: {title}: {outcome}")
-        clause, also, words = (part or "" for part in found.groups())
+        clause, also, words = (part or "" for part in match.groups())
         yield ClauseRow(title, on, lines, clause, frozenset(also.split()), words, places)

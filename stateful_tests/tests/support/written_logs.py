@@ -24,5 +24,5 @@ def lines_of(path: Path) -> Lines:
     head, *lines = map(json.loads, path.read_text().splitlines())
     return [
         head,
-        *({"event": name, **dict(zip(head["fields"][name], rest))} for name, *rest in lines),
+        *({"event": name, **dict(zip(head["fields"][name], values))} for name, *values in lines),
     ]

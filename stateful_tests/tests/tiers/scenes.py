@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from reference.clauses import Clause
 from reference.failures import Failure
-from reference.tiers.clauses import TierStep, broken
+from reference.tiers.clauses import TierStep, failed_clauses
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.recurrent_states import chained
@@ -344,7 +344,7 @@ def failures(
     ranges = TierUsers(sizes)
     ranges.follow(was)
     now = change(was)
-    return broken(
+    return failed_clauses(
         TierStep(
             sizes,
             command or Poll(),

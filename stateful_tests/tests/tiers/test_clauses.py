@@ -8,7 +8,7 @@ import pytest
 
 from ci.documents.upstream_reports import TierReport, upstream_reports
 from reference.commands import Evict
-from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
+from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, failed_clauses
 from reference.failures import AtCount
 from reference.tiers.commands import (
     Arrive,
@@ -297,16 +297,16 @@ def test_a_waived_clause_is_not_evaluated():
     ranges = TierUsers(SIZES)
     now = node(1, locks=count(1, 2))(FACTS)
     step = TierStep(SIZES, Poll(), refused=False, before=FACTS, after=now, ranges=ranges.follow(now))
-    assert broken(step, {"HOST-3"}) == []
+    assert failed_clauses(step, {"HOST-3"}) == []
 
 
 def test_each_reported_fault_is_shown_or_planted():
     planted = planted_faults("tiers/faults.toml")
-    for each in upstream_reports():
-        assert not each.planted or each.planted in planted, each.numbers
-        known = [known_faults()[fault] for fault in each.faults]
+    for report in upstream_reports():
+        assert not report.planted or report.planted in planted, report.numbers
+        known = [known_faults()[fault] for fault in report.faults]
         said = {number for fault in known for number in (*fault.reports, *fault.cause)}
-        assert not said or {*each.numbers} <= said, each.numbers
+        assert not said or {*report.numbers} <= said, report.numbers
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def waits(work: Callable[[], Any]) -> int:
     return len(counts.waits)
 
 
-def test_reading_waits():
+def test_reading_a_value_waits_for_the_device():
     x = on_device()
     for number, work in enumerate((
         x[0].item, x.tolist, x.cpu, x.nonzero, x.any().__bool__, x[1].__index__, x.__repr__,
@@ -194,4 +194,4 @@ def test_device_work_does_not_grow_with_the_batch():
         return counts
 
     assert operators(2) == operators(16)
-    assert all(one <= many for one, many in zip(operators(1), operators(2), strict=True))
+    assert all(for_one <= for_many for for_one, for_many in zip(operators(1), operators(2), strict=True))

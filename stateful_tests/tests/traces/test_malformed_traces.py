@@ -196,8 +196,8 @@ def test_hostile_bytes_are_refused_in_one_line(data, says):
 
 
 def test_too_many_steps_are_refused():
-    one = json.dumps({"do": "open", "session": "s"})
-    text = json.dumps(document(steps=[])).replace("[]", f"[{','.join([one] * 100_001)}]")
+    step_text = json.dumps({"do": "open", "session": "s"})
+    text = json.dumps(document(steps=[])).replace("[]", f"[{','.join([step_text] * 100_001)}]")
     assert "$.steps: expected array of length <= 100000" in reading(text)
 
 

@@ -123,8 +123,8 @@ def test_children_share_whole_blocks_and_have_a_copy_of_the_last(system):
     assert run.rows[1].tree[0] == "r1 computes [0, 5)"  # all but the last token
     blocks = [line.split("blocks ")[1].split() for line in run.rows[2].tree if "blocks" in line]
     blocks += [run.rows[1].tree[1].split("blocks ")[1].split()]
-    assert len({tuple(each[:2]) for each in blocks}) == 1
-    assert len({each[2] for each in blocks}) == 3
+    assert len({tuple(block[:2]) for block in blocks}) == 1
+    assert len({block[2] for block in blocks}) == 3
     ends = [line for line in run.rows[-1].tree if "ends: length" in line]
     assert [line.split()[0] for line in ends] == ["r1", "r1.0", "r1.1"]
 
@@ -201,7 +201,7 @@ def test_a_request_without_room_in_host_memory_starts_again(system):
     assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
 
 
-def test_no_more_children_than_configured(system):
+def test_more_children_than_configured_are_refused(system):
     add = Add("r1", 1, 3, children=3)
     run = outcomes(system, add, config=engine_preset("forks"))
     assert run.rows[0].outcome == Refused(Reason.UNFAITHFUL)

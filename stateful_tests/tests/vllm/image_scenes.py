@@ -14,8 +14,11 @@ from reference.token_ids import embeddings_of
 
 
 def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
-    """Return the facts of a cache that keeps images. size: of the cache (embeddings). users: image -> the
-    requests that need it."""
+    """Return the facts of a cache that keeps images.
+
+    size: of the cache (embeddings).
+    users: image -> the requests that need it.
+    """
     entries = tuple(EncoderEntry(image, int(image[1:]), names) for image, names in users.items())
     free = size - sum(entry.embeds for entry in entries)
     evictable = free + sum(entry.embeds for entry in entries if not entry.users)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 
-from reference.blocks.clauses import BlockStep, broken
+from reference.blocks.clauses import BlockStep, failed_clauses
 from reference.blocks.commands import EngineCommand, Update
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
@@ -118,7 +118,7 @@ class Scene(EngineByHand):
         after = self._facts_after(command, statements)
         self.step = self._step(command, after, refused=refused, reason=reason)
         self.before = after
-        failures = broken(self.step, waived)
+        failures = failed_clauses(self.step, waived)
         return violation_of(failures, 0) if failures else None
 
     def _facts_after(self, command: EngineCommand, statements: Iterable[str]) -> BlockFacts:

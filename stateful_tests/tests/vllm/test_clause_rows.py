@@ -57,7 +57,7 @@ def test_a_waived_clause_is_not_evaluated():
 def test_nothing_is_sure_about_a_waiting_request():
     scene = Scene(SIZES["full"])
     assert scene.violation("add r1 a5 for 4") is None
-    assert scene.expected.bearers["r1"].sure == 0
+    assert scene.expected.bearers["r1"].sure_count == 0
 
 
 LOAD, STORE = (Transfer(0, load, ((0, 1, 0, 0),)) for load in (True, False))

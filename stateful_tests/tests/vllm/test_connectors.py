@@ -33,11 +33,11 @@ def device():
     ((2, 1), (1, 4), [(0, 5, 1, 1), (0, 6, 2, 0), (1, 7, 3, 0)]),
     ((0, 3), (3, 0), [(1, 5, 1, 0), (1, 6, 1, 1), (1, 7, 2, 0)]),
 ])  # fmt: skip
-def test_the_parts_of_a_job(device, sizes, firsts, parts):
+def test_a_job_has_a_part_for_each_block(device, sizes, firsts, parts):
     assert device.parts(lists((5, 6, 7), sizes, firsts), lists((1, 2, 3))) == tuple(parts)
 
 
-def test_a_store_and_a_load(device):
+def test_a_load_brings_back_what_a_store_has_copied(device):
     blocks = lists((5, 7), (1, 1), (0, 1))
     assert device.submit_store(1, blocks, lists((2, 3)))
     assert device.transfer_async(
@@ -70,7 +70,7 @@ def test_a_load_of_unstored_blocks_leaves_them_empty(device):
     assert [device.blocks[at] for at in (6, 7)] == [(-1, [EMPTY] * 2), (-1, [EMPTY] * 4)]
 
 
-def test_a_store_of_a_block_that_nobody_wrote(device):
+def test_a_store_of_an_unwritten_block_copies_nothing(device):
     device.submit_store(1, lists((8,), (1, 0), (0, 0)), lists((1,)))
     assert device.complete(load=False) and device.host == {1: [NOTHING, NOTHING]}
 
@@ -309,7 +309,7 @@ class Policy:
     ("pins", "order", "stuck"),
     [({}, [], []), ({0: 0, 1: 2, 2: -1}, [0, 1, 2], []), ({0: 0, 1: 0, 2: 0}, [1], [0, 2])],
 )
-def test_idle_chunks_that_no_eviction_takes(pins, order, stuck):
+def test_idle_chunks_outside_of_the_policys_order_are_stuck(pins, order, stuck):
     manager = Bag(_policy=Policy(pins, order))
     assert stuck_chunks(manager) == stuck
     assert len(manager._policy.chunks) == len(pins), "a copy is asked"

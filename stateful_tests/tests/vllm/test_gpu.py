@@ -15,7 +15,7 @@ from reference.blocks.presets import ENGINE_PRESETS
 from reference.commands import Mode
 from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import drive
-from stateful_tests.check.run_batches import RunBatch, broken, with_stated_sizes
+from stateful_tests.check.run_batches import RunBatch, failure_text, with_stated_sizes
 
 WORKER = "stateful_tests.tests.support.triton_beside"
 # how the release breaks by itself
@@ -54,7 +54,7 @@ def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
         batch = RunBatch(with_stated_sizes(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:
             commands += done
-            texts = [text for each in found if (text := broken(each))]
+            texts = [text for result in found if (text := failure_text(result))]
             assert [text for text in texts if not KNOWN.match(text)] == []
     system.close()
     launches = json.loads(system.counts.read_text())

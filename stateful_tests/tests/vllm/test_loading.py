@@ -46,7 +46,7 @@ def wheel(path, *names):
     return path
 
 
-def answered(monkeypatch, path):
+def serve_wheel(monkeypatch, path):
     """Have the index know one wheel, and the server give it by ranges."""
     report = '{"install": [{"download_info": {"url": "https://index/w.whl"}}]}'
     monkeypatch.setattr(
@@ -59,7 +59,7 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
     pool = "vllm/v1/core/block_pool.py"
     others = ("vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
     names = (RUNNER, pool, STATES[0], *others)
-    answered(monkeypatch, wheel(tmp_path / "w.whl", *names))
+    serve_wheel(monkeypatch, wheel(tmp_path / "w.whl", *names))
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert kept == {RUNNER, pool, STATES[0]}
@@ -70,9 +70,9 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
 
 
 def test_model_runner_v2_is_added_to_a_folder_from_before_it_was_fetched(monkeypatch, tmp_path):
-    answered(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
+    serve_wheel(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
     root = fetch.release_root("0.33.0")
-    answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *RUNNER_V2))
+    serve_wheel(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *RUNNER_V2))
     assert fetch.release_root("0.33.0", v2=True) == root
     assert all((root / file).is_file() for file in RUNNER_V2)
     assert {p.name for p in root.parent.iterdir()} == {root.name, f"{root.name}.sha256"}
@@ -80,11 +80,11 @@ def test_model_runner_v2_is_added_to_a_folder_from_before_it_was_fetched(monkeyp
 
 
 def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch, tmp_path, cache):
-    answered(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
+    serve_wheel(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
     root = fetch.release_root("0.26.0")
     (kept := root / RUNNER).write_text("x = 2\n")
     impl.loading.fetch.seal(root)
-    answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
+    serve_wheel(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
     replaced = os.replace
     seen = []
 
@@ -103,7 +103,7 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
 
 
 def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):
-    answered(monkeypatch, wheel(tmp_path / "w.whl", "vllm/v1/core/block_pool.py"))
+    serve_wheel(monkeypatch, wheel(tmp_path / "w.whl", "vllm/v1/core/block_pool.py"))
     assert RUNNER in unusable(fetch.release_root, "0.33.0")
     assert not (cache / "vllm-0.33.0").exists()
 
@@ -234,4 +234,4 @@ def test_sampled_tokens_are_arrays_where_a_release_has_them_so(monkeypatch):
     monkeypatch.setattr(
         bare_scheduler.importlib, "import_module", lambda n: {"numpy": numpy}.get(n, module)
     )
-    assert [each.tolist() for each in results({"r1": [5], "r2": []}).sampled] == [[5], []]
+    assert [tokens.tolist() for tokens in results({"r1": [5], "r2": []}).sampled] == [[5], []]

@@ -9,7 +9,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.loading import parts, probe
 from impl.vllm import api
-from impl.vllm.copied import COPIED
+from impl.vllm.copy_release import COPIED
 from impl.vllm.fetch import complete
 from impl.vllm.modules import VLLM
 from impl.vllm.system import VLLMSystem
@@ -39,7 +39,7 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
     number = api.RELEASES.index(release)
     for part, table in {"": api.CORE, **api.PARTS}.items():
         for (since, before), lines in parts.steps(table).items():
-            lacks = checkout.lacking(lines)
+            lacks = checkout.missing_names(lines)
             if api.RELEASES.index(since) > number:
                 # A release may have lines of a part that is driven from a later one on: pairs.
                 assert lacks or part == "pair", lines[0]
@@ -60,12 +60,12 @@ def test_each_line_of_a_part_begins_with_the_first_release_that_has_it(vllm, par
         at = api.RELEASES.index(since)
         if at > 0:
             checkout = probe.Checkout(vllm(api.RELEASES[at - 1]).root, "vllm", VLLM, ())
-            older += [line for line in lines if not checkout.lacking([line])]
+            older += [line for line in lines if not checkout.missing_names([line])]
     assert not older
 
 
 @pytest.fixture
-def copied(vllm, tmp_path):
+def copy_release(vllm, tmp_path):
     """A function that copies a release and replaces words in its files (old=new)."""
 
     def copy(release, **words):
@@ -90,8 +90,8 @@ def refusal_of(root, **ways):
     return str(caught.value)
 
 
-def test_invented_names_are_named_together_and_no_part_is_driven_without(copied):
-    root = copied(
+def test_invented_names_are_named_together_and_no_part_is_driven_without(copy_release):
+    root = copy_release(
         "0.33.0",
         external_req_id="outer_id",
         has_sync_kv_loads="loads_now",
@@ -107,9 +107,9 @@ def test_invented_names_are_named_together_and_no_part_is_driven_without(copied)
     assert "it may be newer than 0.33.0, the newest release that is driven" in said
 
 
-def test_a_tree_between_two_releases_is_driven_by_its_own_facts(copied, vllm):
+def test_a_tree_between_two_releases_is_driven_by_its_own_facts(copy_release, vllm):
     """Nearest to 0.24.0, whose deferred frees it does not have yet: its pool is that of 0.23.0."""
-    root = copied("0.24.0", deferred_frees="_x", defer_block_free="_y")
+    root = copy_release("0.24.0", deferred_frees="_x", defer_block_free="_y")
     pool = root / "vllm/v1/core/block_pool.py"
     pool.unlink()
     shutil.copy(vllm("0.23.0").root / "vllm/v1/core/block_pool.py", pool)
@@ -121,8 +121,8 @@ def test_a_tree_between_two_releases_is_driven_by_its_own_facts(copied, vllm):
     assert "without deferred frees, further hashes of a block, of which" in found.remark
 
 
-def test_a_tree_older_than_all_is_one_sentence(copied):
-    root = copied("0.11.0", get_group_id="group_of", block_hash="hash_of_block", Request="Asked")
+def test_a_tree_older_than_all_is_one_sentence(copy_release):
+    root = copy_release("0.11.0", get_group_id="group_of", block_hash="hash_of_block", Request="Asked")
     said = refusal_of(root)
     assert "older than 0.11.0, the oldest release that is driven. Nothing was driven" in said
     assert "get_group_id" not in said
@@ -139,10 +139,10 @@ def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
     assert "no line of its tables has Scheduler.no_such_thing" in refusal_of(vllm("0.33.0").root)
 
 
-def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(copied):
+def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(copy_release):
     kept = "self.input_batch.num_tokens_no_spec[req_idx] = end_idx"
-    assert VLLMSystem(path=copied("0.33.0")).doubts == ()
-    root = copied("0.32.0", **{kept: f"{kept} - 1"})
+    assert VLLMSystem(path=copy_release("0.33.0")).doubts == ()
+    root = copy_release("0.32.0", **{kept: f"{kept} - 1"})
     [doubt] = VLLMSystem(path=root).doubts
     assert "sampled tokens of the worker" in doubt and f"`{kept} - 1`" in doubt
 

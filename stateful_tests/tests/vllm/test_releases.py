@@ -22,9 +22,9 @@ from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import parse
 
 TRACES = [
-    each
-    for each in known_faults.traces("vllm")
-    if "pair" not in known_faults.ways_of(each[0].parent.name)
+    trace
+    for trace in known_faults.traces("vllm")
+    if "pair" not in known_faults.ways_of(trace[0].parent.name)
 ]
 
 

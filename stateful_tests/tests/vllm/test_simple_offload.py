@@ -33,9 +33,12 @@ def block(number, refs=0, key=None):
 
 
 def pool(*blocks, free=()):
-    """Return a pool of these blocks behind its null block. free: numbers in its queue."""
+    """Return a pool of these blocks behind its null block.
+
+    free: numbers in its queue.
+    """
     every = [block(0), *blocks]
-    found = {each.block_hash: each for each in blocks if each.block_hash}
+    found = {block.block_hash: block for block in blocks if block.block_hash}
     queue = Queue(every[number] for number in free)
     return Bag(blocks=every, cached_block_hash_to_block=Bag(_cache=found), free_block_queue=queue)
 
@@ -164,7 +167,7 @@ def test_records_of_ended_requests_are_shown(offloads, manager, kept, record):
     ({"groups": (LayerGroup(2, 3),)}, "simple"),
     ({"simple": False, "lazy": True}, "lazy"),
 ])  # fmt: skip
-def test_sizes_that_no_pool_of_host_memory_has(changes, field):
+def test_impossible_sizes_of_host_memory_are_refused(changes, field):
     sizes = {"groups": (LayerGroup(2),), "blocks": 8, "max_model_len": 8, "max_batched_tokens": 8}
     with pytest.raises(GeometryError, match=f"^{field}: "):
         EngineConfig(**(sizes | {"host_chunks": 2, "simple": True} | changes))

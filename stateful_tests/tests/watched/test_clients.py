@@ -45,11 +45,11 @@ def test_an_operator_waits_until_the_flush_is_done():
 def test_an_operator_pauses_a_server_for_some_rounds():
     update = Client("o", 3, (), session=False, operator="update", close=4)
     clients = Clients((update,), 1)
-    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
+    lines_said = [(now, message.kind, message.mode) for now in range(20) for message in clients.round(now, 1)]
     assert lines_said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
     assert clients.done
     paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
-    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
+    lines_said = [(now, message.kind, message.mode) for now in range(20) for message in paused.round(now, 1)]
     assert lines_said == [(3, "pause", "in_place"), (7, "go on", "")]
 
 

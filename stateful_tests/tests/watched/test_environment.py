@@ -56,7 +56,7 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "_build", build)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
-        assert len({each.result() for each in futures}) == 1
+        assert len({future.result() for future in futures}) == 1
     assert releases_made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
 
 
@@ -81,4 +81,4 @@ def test_plain_requirements_keep_the_releases_pins(tmp_path):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: 9\n{metadata}")
     wanted = environment.requirements(tmp_path)
     assert set(plain) <= set(wanted)
-    assert not [each for each in wanted if each.startswith(("torch", "flashinfer", "tqdm"))]
+    assert not [line for line in wanted if line.startswith(("torch", "flashinfer", "tqdm"))]

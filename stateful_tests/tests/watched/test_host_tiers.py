@@ -57,7 +57,7 @@ CHANGED = FACTS._replace(memory=kv((0, *A[:2], OTHER, 0, 0, 0), FACTS.memory["sw
 def test_sources_of_a_transfer_keep_their_kv(shown, found, written):
     lines = [["tier", each, []] for each in shown]
     result = validate(written([header(**OF_A_TIER), *lines]))
-    assert [each.clause for each in result.unexplained] == found
+    assert [mismatch.clause for mismatch in result.unexplained] == found
 
 
 def test_pools_of_both_tiers_may_end_within_a_page(written):
@@ -74,7 +74,7 @@ def test_pools_of_both_tiers_may_end_within_a_page(written):
 @pytest.mark.parametrize("load", [True, False])
 def test_situations_of_a_host_tier_are_counted(load, written):
     (one,) = (job for job in FACTS.transfers if job.load is load)
-    on_the_device = tuple(each for each in FACTS.nodes if each.device["full"])
+    on_the_device = tuple(node for node in FACTS.nodes if node.device["full"])
     shown = FACTS, FACTS._replace(transfers=(one,)), FACTS._replace(nodes=on_the_device)
     lines = [["tier", facts, []] for facts in shown]
     result = validate(written([header(**OF_A_TIER), *lines]))
@@ -123,7 +123,7 @@ extend: c1 prefix 4 tokens 2 C6 A6 R4
     tier = OF_A_TIER["tier"] if has_tier else None
     sizes = {**OF_A_TIER, "tier": tier, "full_tokens": 32, "swa_tokens": 32}
     result = validate(written([header(**sizes), *lines]))
-    assert [each.clause for each in result.unexplained] == found
+    assert [mismatch.clause for mismatch in result.unexplained] == found
     assert result.reached["a prefix that is loaded from the host"] == loaded
 
 
@@ -152,7 +152,7 @@ ASKS = event("submit c1: tokens 6, new 6")
 def test_a_storage_has_records_of_who_waits(before, found, written):
     asked_facts = REST._replace(asked=("c1",))
     result = validate(written([header(**WITH_STORAGE), *before, ["tier", asked_facts, []]]))
-    assert [each.clause for each in result.unexplained] == found
+    assert [mismatch.clause for mismatch in result.unexplained] == found
 
 
 READS = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
@@ -208,7 +208,7 @@ def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, w
     tier = {**OF_A_TIER_WITH_STATES["tier"], "states": of_the_host}
     head = header(**{**OF_A_TIER_WITH_STATES, "states": states, "tier": tier})
     result = validate(written([head, ["tier", RECURRENT, []]]))
-    assert [each.clause for each in result.unexplained] == found
+    assert [mismatch.clause for mismatch in result.unexplained] == found
 
 
 # A turn that is rejected is matched at once where there is a storage.
@@ -239,5 +239,5 @@ def test_with_a_storage_a_turn_has_the_row_of_a_rejected_one(tier, known_fault, 
         ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
     ]
     mismatches = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-    assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known_fault)]
+    assert [(mismatch.clause, mismatch.known) for mismatch in mismatches][:1] == [("LEN-4", known_fault)]
     assert len(mismatches) == 1 or known_fault is None

@@ -152,7 +152,7 @@ def test_judging_goes_on_with_a_snapshot_that_differs(tmp_path):
     event[2][0]["cursors"][2] += 2
     lines[line_index] = json.dumps([number, event])
     found = validate_lines(lines, tmp_path)[1]
-    assert [(each.clause, each.event) for each in found.unexplained] == [("LEN-4", "snapshot")]
+    assert [(mismatch.clause, mismatch.event) for mismatch in found.unexplained] == [("LEN-4", "snapshot")]
     assert not found.skipped
 
 

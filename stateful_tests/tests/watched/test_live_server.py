@@ -34,7 +34,7 @@ CLIENTS = (
 )
 
 
-class Pretends(LiveServer):
+class PretendedServer(LiveServer):
     """Answers as a server does.
 
     forgets: the last output of a session.
@@ -85,14 +85,14 @@ class Pretends(LiveServer):
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch):
+def short_waits(monkeypatch):
     monkeypatch.setattr("impl.sglang.server.over_http.ROUND_S", 0.0)
     monkeypatch.setattr("stateful_tests.watched.servers.live_server.REST_S", 0.2)
 
 
-def lived(tmp_path: Path, **how: Any) -> LiveRun:
-    def start(folder: Path) -> Pretends:
-        return Pretends(folder, **how)
+def run_clients(tmp_path: Path, **how: Any) -> LiveRun:
+    def start(folder: Path) -> PretendedServer:
+        return PretendedServer(folder, **how)
 
     return watch_live(
         start, Config(tree=False), CLIENTS, 1, 20.0, lambda _: None, tmp_path / "kept"
@@ -100,7 +100,7 @@ def lived(tmp_path: Path, **how: Any) -> LiveRun:
 
 
 def test_a_server_that_answers_as_specified_conforms(tmp_path):
-    run = lived(tmp_path)
+    run = run_clients(tmp_path)
     assert not run.wrong
     assert not run.died
     assert not (tmp_path / "kept").exists()
@@ -109,13 +109,13 @@ def test_a_server_that_answers_as_specified_conforms(tmp_path):
 
 
 def test_a_history_that_lacks_an_output_is_noticed_by_its_client(tmp_path):
-    run = lived(tmp_path, forgets=True)
+    run = run_clients(tmp_path, forgets=True)
     assert run.wrong == ["a.2: (9, 4) tokens of input and output, (10, 4) are due"]
     assert (tmp_path / "kept" / "server.log").exists()
 
 
 def test_a_server_that_dies_says_why(tmp_path):
-    run = lived(tmp_path, dies=3)
+    run = run_clients(tmp_path, dies=3)
     assert (run.died, run.known) == ("IndexError: of 154", "")
 
 
@@ -131,8 +131,8 @@ AssertionError
 
 
 def test_a_known_fault_explains_the_end_of_its_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(Pretends, "written", FAILS)
-    run = lived(tmp_path, dies=3)
+    monkeypatch.setattr(PretendedServer, "written", FAILS)
+    run = run_clients(tmp_path, dies=3)
     assert run.died == "AssertionError:  at srt/managers/schedule_policy.py:1368"
     data = report.live_report(run, 1, tmp_path)
     assert (run.known, data["exit_code"]) == ("ignored-end-token-in-chunks", 4)

@@ -171,9 +171,9 @@ def test_a_changed_snapshot_is_a_mismatch(change, clause, validate):
 def test_the_observed_length_of_a_row_follows_from_its_pages(validate):
     head = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
     mismatches = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).unexplained
-    (mismatch,) = [each for each in mismatches if each.clause == "LEN-4"]
+    (mismatch,) = [mismatch for mismatch in mismatches if mismatch.clause == "LEN-4"]
     assert mismatch.expected.startswith("c1: ") and ":" not in mismatch.observed
-    assert all(each.expected != each.observed for each in mismatches)
+    assert all(mismatch.expected != mismatch.observed for mismatch in mismatches)
 
 
 def test_the_first_mismatches_are_kept(validate, monkeypatch):

@@ -40,4 +40,4 @@ def test_slots_of_recurrent_state_are_free_or_have_one_owner(change, written):
         first[0] = first[1]
     else:
         states["nodes"] = [first[0], *states["nodes"][1:]]
-    assert "STA-6" in {each.clause for each in validate(written(lines)).unexplained}
+    assert "STA-6" in {mismatch.clause for mismatch in validate(written(lines)).unexplained}

@@ -248,7 +248,7 @@ def test_slots_of_tensors_are_numbers():
     slots = TensorSlots(tensors, {})
     slots[1] = stamp(9, 4)
     assert slots[1] == stamp(9, 4) and slots[0] == 0
-    assert all(each[1, 0, :2].tolist() == [9, 4] for each in tensors)
+    assert all(tensor[1, 0, :2].tolist() == [9, 4] for tensor in tensors)
     slots[1] = 0
     assert slots[1] == 0 and slots.writers[1] == "a load from the host"
 

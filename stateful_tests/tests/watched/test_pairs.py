@@ -12,7 +12,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import PairEvent, PairNote, RunOutcome
-from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoices, harms
+from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoices, can_fail
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.watched.servers import server_pairs, scheduler_runs
@@ -61,7 +61,7 @@ def test_a_kind_of_run_has_its_failures_and_aborts_alone():
     assert drawn[0][3] == (), "a calm run"
     assert all(config.pair for config, *_ in drawn)
     for kind, (_, clients, _, choices) in zip(server_pairs.KINDS, drawn):
-        assert harms(choices) <= (kind in ("failures", "time", "death"))
+        assert can_fail(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
         assert server_pairs.choices_about(clients, choices) == choices
 

@@ -11,19 +11,19 @@ from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
 def test_the_same_seed_gives_the_same_population():
-    def made():
+    def draw_clients():
         choices = RandomChoices(5)
         config = population.configuration(choices, window=8)
         return config, random_clients.clients(choices, config, count=9, impatient=True)
 
-    assert made() == made()
-    assert made()[0].window == 8 and len(made()[1]) == 9
+    assert draw_clients() == draw_clients()
+    assert draw_clients()[0].window == 8 and len(draw_clients()[1]) == 9
 
 
 def test_every_second_run_is_a_scene():
     runs = population.Population(1, fixed={"running": 4}, count=5)
     for scene in population.scenes():
-        assert sum(not each.operator for each in runs.draw()[1]) == 5
+        assert sum(not client.operator for client in runs.draw()[1]) == 5
         config, clients, _ = runs.draw()
         assert config.running == 4 and len(clients) > len(scene["clients"])
         fields = {**scene["server"], "running": 4}
@@ -54,11 +54,11 @@ def test_texts_come_back_in_one_run_between_scenes(between_scenes):
 
 
 def test_talks_resend_their_conversation(between_scenes):
-    asking = [[each for each in clients if not each.operator] for _, clients, _ in between_scenes]
+    asking = [[client for client in clients if not client.operator] for _, clients, _ in between_scenes]
     assert all(client.resends and not client.session for client in asking[3])
     of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
-    assert {each.resends for each in of_others if not each.session} == {False, True}
-    assert not any(each.resends for each in of_others if each.session)
+    assert {client.resends for client in of_others if not client.session} == {False, True}
+    assert not any(client.resends for client in of_others if client.session)
 
 
 def test_another_seed_gives_another_population(between_scenes):
@@ -78,12 +78,12 @@ def test_in_some_runs_clients_state_priorities():
 
     preempting = [config for config, stated in draw_runs() if config.priority and stated - {0}]
     assert 5 <= len(preempting) <= 15
-    assert {each.priority for each in preempting} == {1, 2}
+    assert {client.priority for client in preempting} == {1, 2}
     assert {e.lowest for e in preempting} == {
         True,
         False,
     }
-    assert {bool(each.queue) for each in preempting} == {True, False}
+    assert {bool(client.queue) for client in preempting} == {True, False}
     assert all(config.priority == 2 and stated - {0} for config, stated in draw_runs(priority=2))
     assert not any(config.priority for config, _ in draw_runs(priority=0))
     without = population.Population(1, lowest=False)
@@ -94,12 +94,12 @@ def test_in_some_runs_a_server_has_operators():
     """With a storage half of the clients come after a flush."""
     runs = population.Population(1, fixed={"hicache": True, "storage": 1})
     drawn = [clients for _, clients, _ in (runs.draw() for _ in range(12))]
-    flushed = [each for each in drawn if any(client.operator for client in each)]
+    flushed = [population for population in drawn if any(client.operator for client in population)]
     assert 2 <= len(flushed) <= 6
     for clients in flushed:
-        after = {each.name for each in clients if each.after == "o1"}
+        after = {client.name for client in clients if client.after == "o1"}
         assert 0 < len(after) < len(clients) / 2 + 1
-        assert "o1" in {each.name for each in clients}
+        assert "o1" in {client.name for client in clients}
 
 
 def test_a_client_without_a_session_resends_its_conversation():
@@ -127,9 +127,9 @@ def test_shrunk_runs_are_valid_configurations():
         run = served_run.ServedRun(
             RELEASE, Config(states=30, track=8, **{"overlap": False, **given}), (), 1
         )
-        smaller = [each.config for each in served_run.smaller_parts(run)]
-        assert any(not each.track for each in smaller) == (not given)
-        assert any(not each.states for each in smaller)
+        smaller = [smaller_run.config for smaller_run in served_run.smaller_parts(run)]
+        assert any(not config.track for config in smaller) == (not given)
+        assert any(not config.states for config in smaller)
 
 
 def test_a_scene_and_one_run_of_eight_have_recurrent_layers():
@@ -190,7 +190,7 @@ def test_every_setting_of_a_host_tier_is_drawn(tier_runs):
 
 def test_texts_or_talks_come_back_in_every_second_run_with_a_host_tier(tier_runs):
     for clients in (clients for _, clients, _ in tier_runs[::2]):
-        assert sum(not each.operator for each in clients) == 12
+        assert sum(not client.operator for client in clients) == 12
         assert {t.text for c in clients for t in c.turns} <= {*range(8)}
 
 

@@ -86,9 +86,8 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
 )  # fmt: skip
 def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
     result = read_by_validator(role, events).result
-    assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.unexplained] == (
-        [found] if found else []
-    )
+    mismatches = [f"{mismatch.clause} {mismatch.expected}" for mismatch in result.unexplained]
+    assert [text[: len(found or "")] for text in mismatches] == ([found] if found else [])
     assert result.events == len(events) and not result.skipped
 
 
@@ -139,7 +138,7 @@ def test_a_lost_line_may_have_closed_a_room(gap):
 def test_both_logs_are_joined_by_room(sent, says):
     prefill = read_by_validator("prefill", [ASKED, *sent])
     decode = read_by_validator("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
-    found = [each.verdict.observed for each in compare_pair_logs(prefill, decode)]
+    found = [comparison.verdict.observed for comparison in compare_pair_logs(prefill, decode)]
     assert found == ([says] if says else [])
     assert not [*compare_pair_logs(prefill, read_by_validator("decode", [ASKED, NAMED]))], (
         "it has not arrived"

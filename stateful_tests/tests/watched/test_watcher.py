@@ -232,11 +232,11 @@ def test_requests_retracted_by_a_pause_are_queued_again():
     scheduler = Bag(max_queued_requests=None)
     for _ in range(2):
         around(watcher, "queue")(lambda *_: None, scheduler, request)
-    assert [type(each) for each in noted] == [Released, Requeued, Submitted]
+    assert [type(event) for event in noted] == [Released, Requeued, Submitted]
     around(watcher, "release")(lambda *_, **__: None, request, None, checkpoint=False)
     around(watcher, "step")(lambda *_: Bag(batch_to_run=None), Bag())
     around(watcher, "queue")(lambda *_: None, scheduler, request)
-    assert [type(each) for each in noted[3:]] == [Released, Submitted], "its name is used again"
+    assert [type(event) for event in noted[3:]] == [Released, Submitted], "its name is used again"
 
 
 @pytest.mark.parametrize("left, rejected", [(("r1", "r2"), None), (("r2",), "r1"), (("r1",), "r2")])
@@ -249,7 +249,7 @@ def test_the_limit_of_the_queue_rejects_who_comes_or_who_waits(left, rejected):
     scheduler = Bag(max_queued_requests=1, waiting_queue=[waits])
 
     def queues(*_):
-        scheduler.waiting_queue = [each for each in (waits, comes) if each.rid in left]
+        scheduler.waiting_queue = [req for req in (waits, comes) if req.rid in left]
 
     around(watcher, "queue")(queues, scheduler, comes)
     aborted = [QueueAborted([rejected])] if rejected else []

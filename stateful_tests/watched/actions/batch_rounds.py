@@ -31,10 +31,10 @@ def note_prepared_round(follower: LogFollower, names: Sequence[str]) -> None:
 def apply_decodes(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
     """Carry out a round of one token each."""
     note_prepared_round(follower, [name for name, *_ in entries])
-    shown = {name: Cursors(*cells) for name, *cells in entries}
-    for name in shown:
+    shown_cursors = {name: Cursors(*cells) for name, *cells in entries}
+    for name in shown_cursors:
         follower.request(name)
-    follower.do(Decode(tuple(shown)), shown=Shown(shown, {}))
+    follower.do(Decode(tuple(shown_cursors)), shown=Shown(shown_cursors, {}))
 
 
 def apply_drafts(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
@@ -45,17 +45,17 @@ def apply_drafts(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
     for name, *cells in entries:
         request = follower.request(name)
         logged = Cursors(*cells)
-        mine = request.cursors
+        cursors = request.cursors
         if request.phase is not Phase.RUNNING:
             expected = f"refused: {Reason.WRONG_PHASE.value}"
             raise Diverged("OUT-1", expected, f"runs a round of {name}")
-        assert mine is not None
+        assert cursors is not None
         follower.result.compared += 1
-        least = max(mine.kv_allocated_len, mine.kv_committed_len + 1)
-        after_commit = mine._replace(kv_allocated_len=logged.kv_allocated_len)
-        claimed = after_commit._replace(kv_committed_len=mine.kv_committed_len + claims)
+        least = max(cursors.kv_allocated_len, cursors.kv_committed_len + 1)
+        after_commit = cursors._replace(kv_allocated_len=logged.kv_allocated_len)
+        claimed = after_commit._replace(kv_committed_len=cursors.kv_committed_len + claims)
         if logged != claimed or not least <= logged.kv_allocated_len <= width:
-            expected = f"{name}: {tuple(mine)} with kv_allocated_len from {least} to {width}"
+            expected = f"{name}: {tuple(cursors)} with kv_allocated_len from {least} to {width}"
             raise Diverged("LEN-4", expected, f"shows {tuple(logged)}")
         follower.set_cursors(name, after_commit)
         if claims:
@@ -124,15 +124,15 @@ def accepted_draft(follower: LogFollower, name: str, logged: Cursors) -> Draft |
     request = follower.request(name)
     if not follower.header.speculative or request.phase is not Phase.RUNNING:
         return None
-    mine = request.cursors
-    assert mine is not None
-    accept = logged.kv_committed_len - mine.kv_committed_len
+    cursors = request.cursors
+    assert cursors is not None
+    accept = logged.kv_committed_len - cursors.kv_committed_len
     if accept <= 0:
         return None
     if not follower.request_seen(name).rounds:
         expected = f"no result of {name}: no round of it is in flight"
         raise Diverged("OUT-1", expected, f"{accept} tokens are accepted")
-    return Draft(name, mine.kv_allocated_len - mine.kv_committed_len, accept)
+    return Draft(name, cursors.kv_allocated_len - cursors.kv_committed_len, accept)
 
 
 def apply_unlogged_result(follower: LogFollower, name: str, logged: Cursors) -> int:
@@ -140,9 +140,9 @@ def apply_unlogged_result(follower: LogFollower, name: str, logged: Cursors) -> 
     draft = accepted_draft(follower, name, logged)
     if draft is None:
         return 0
-    mine = follower.request(name).cursors
-    assert mine is not None
-    moved = mine._replace(kv_committed_len=logged.kv_committed_len)
+    cursors = follower.request(name).cursors
+    assert cursors is not None
+    moved = cursors._replace(kv_committed_len=logged.kv_committed_len)
     follower.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
     return draft.accept
 
@@ -156,7 +156,7 @@ def check_output_count(
     if request.phase not in IN_BATCH:
         return
     follower.result.compared += 1
-    most = request.output - sum(each.counted for each in in_flight)
+    most = request.output - sum(batch.counted for batch in in_flight)
     least = most
     if not follower.tells_results:
         least -= follower.header.overlap  # one round may be in flight
@@ -257,7 +257,7 @@ def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
     if follower.header.states or event.states:
         bearers = len(state_lens(state))
         held = bearers * (1 + follower.header.tracks)
-        matched = sum(seen.has_state for seen in follower.requests.values())
+        matched = sum(request_seen.has_state for request_seen in follower.requests.values())
         due_states = follower.header.states - held - matched
         if follower.header.tier is not None:
             # A request that matches a state on the host gets its slot when the state is loaded.

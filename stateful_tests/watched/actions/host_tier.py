@@ -4,7 +4,7 @@ transfers."""
 from __future__ import annotations
 
 from impl.sglang.server import events as log
-from reference.tiers.clauses import TierStep, broken
+from reference.tiers.clauses import TierStep, failed_clauses
 from reference.tiers.commands import Poll
 from stateful_tests.watched.log_follower import LogFollower, Diverged, action
 from stateful_tests.watched.log_facts import TierSeen
@@ -53,7 +53,7 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
         "a page that comes from the storage",
         any(not operation.back and any(operation.moving.values()) for operation in facts.operations),
     )
-    for clause, failure in broken(step):
+    for clause, failure in failed_clauses(step):
         if clause.id not in tier_seen.broken:
             tier_seen.broken.add(clause.id)
             follower.report(Diverged(clause.id, failure.expected, failure.observed))

@@ -85,9 +85,9 @@ def detach_orphan(follower: LogFollower, request: Request) -> Request:
     follower.note_deviation(known_fault, "SES-2", expected, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
     follower.state = follower.state.with_request(request).with_session(session._replace(turn=None))
-    seen = follower.session_seen(session.name)
-    seen.text_unknown = True
-    seen.stays_busy = known_fault  # a close waits for it
+    session_seen = follower.session_seen(session.name)
+    session_seen.text_unknown = True
+    session_seen.stays_busy = known_fault  # a close waits for it
     follower.request_seen(request.name).orphan_of = session.name
     return request
 
@@ -168,11 +168,11 @@ def _apply_prior_eviction(follower: LogFollower, name: str, shown: Cursors) -> C
 def apply_eviction_in_prefix(follower: LogFollower, request: Request, logged: Cursors) -> bool:
     """Follow a window eviction inside the tree's prefix, which frees nothing and only moves E. Returns
     whether it was one."""
-    mine = request.cursors
-    assert mine is not None
-    if max(logged.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
+    cursors = request.cursors
+    assert cursors is not None
+    if max(logged.swa_evicted_seqlen, cursors.swa_evicted_seqlen) > cursors.cache_protected_len:
         return False
-    follower.set_cursors(request.name, mine._replace(swa_evicted_seqlen=logged.swa_evicted_seqlen))
+    follower.set_cursors(request.name, cursors._replace(swa_evicted_seqlen=logged.swa_evicted_seqlen))
     return True
 
 
@@ -198,25 +198,25 @@ def on_checkpointed(follower: LogFollower, event: log.Checkpointed) -> None:
     logged = Cursors(*event.cursors)
     # A request that ends inserts before its release is written.
     apply_unlogged_result(follower, event.request, logged)
-    mine = follower.request(event.request).cursors
+    cursors = follower.request(event.request).cursors
     length = logged.cache_protected_len
     follower.result.compared += 1
-    if mine is None:
+    if cursors is None:
         raise Diverged("OUT-1", f"{event.request} waits, and has no KV", "the tree takes KV of it over")
-    if logged.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
+    if logged.swa_evicted_seqlen > max(length, cursors.swa_evicted_seqlen):
         choice = Choice(event.request, swa_evicted_seqlen=logged.swa_evicted_seqlen)
-        follower.do(EvictSwa(event.request, mine.kv_committed_len), choice)
-        mine = follower.request(event.request).cursors
-        assert mine is not None
+        follower.do(EvictSwa(event.request, cursors.kv_committed_len), choice)
+        cursors = follower.request(event.request).cursors
+        assert cursors is not None
     whole_pages = not length % follower.header.page_size
-    grows = mine.cache_protected_len <= length <= mine.kv_committed_len
-    due = mine._replace(cache_protected_len=length)
-    if mine.swa_evicted_seqlen <= logged.swa_evicted_seqlen <= length:
+    grows = cursors.cache_protected_len <= length <= cursors.kv_committed_len
+    due = cursors._replace(cache_protected_len=length)
+    if cursors.swa_evicted_seqlen <= logged.swa_evicted_seqlen <= length:
         due = due._replace(swa_evicted_seqlen=logged.swa_evicted_seqlen)
     if not (whole_pages and grows and due == logged):
         expected = (
-            f"{cursors_text(mine)}, but cache_protected_len from there to a page boundary up to"
-            f" {mine.kv_committed_len}"
+            f"{cursors_text(cursors)}, but cache_protected_len from there to a page boundary up to"
+            f" {cursors.kv_committed_len}"
         )
         raise Diverged(
             "TREE-12" if due == logged else "LEN-4", expected, f"shows {cursors_text(logged)}"

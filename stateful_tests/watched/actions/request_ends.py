@@ -152,16 +152,16 @@ def _last_of_a_mixed_batch(follower: LogFollower, event: log.Released) -> str | 
     rounds = follower.request_seen(event.request).rounds
     if not rounds or not rounds[0].mixed:
         return None
-    mine = request.cursors
-    assert mine is not None  # a round of it has run
-    if (event.outputs, event.before[0]) != (request.output + 1, mine.kv_committed_len):
+    cursors = request.cursors
+    assert cursors is not None  # a round of it has run
+    if (event.outputs, event.before[0]) != (request.output + 1, cursors.kv_committed_len):
         return None
-    draft = Draft(event.request, mine.kv_allocated_len - mine.kv_committed_len, 1)
+    draft = Draft(event.request, cursors.kv_allocated_len - cursors.kv_committed_len, 1)
     follower.do(SpecDecode((draft,)))
     known = deviations.fault_of_mixed_batch(follower.header)
-    computed = f"{event.request} has computed {mine.kv_committed_len + 1} tokens"
-    follower.note_deviation(known, "LEN-2", computed, f"counts {mine.kv_committed_len}")
-    follower.set_cursors(event.request, mine)
+    computed = f"{event.request} has computed {cursors.kv_committed_len + 1} tokens"
+    follower.note_deviation(known, "LEN-2", computed, f"counts {cursors.kv_committed_len}")
+    follower.set_cursors(event.request, cursors)
     return known
 
 

@@ -46,9 +46,9 @@ def on_close_asked(follower: LogFollower, event: log.CloseAsked) -> None:
 )
 def on_closed(follower: LogFollower, event: log.SessionClosed) -> None:
     session = follower.state.session(event.session)
-    seen = follower.session_seen(event.session)
+    session_seen = follower.session_seen(event.session)
     command = Close(event.session)
-    if session is not None and not (seen.close_requested or seen.times_out):
+    if session is not None and not (session_seen.close_requested or session_seen.times_out):
         expected = f"{event.session} stays open: nobody has closed it, and it has no timeout"
         raise Diverged("SES-2", expected, "closed it", command)
     if session is not None and session.turn is not None:
@@ -190,11 +190,12 @@ def abort_queued(follower: LogFollower, name: str) -> None:
     """Abort a waiting request."""
     request = follower.request(name)
     follower.note_interruption(name)
-    seen = follower.requests.pop(name)
-    whose = follower.state.session(request.session or seen.rejected_by or seen.orphan_of)
-    if whose is not None and whose.turn in (None, name):
+    request_seen = follower.requests.pop(name)
+    session = follower.state.session(request.session or request_seen.rejected_by or request_seen.orphan_of)
+    if session is not None and session.turn in (None, name):
         stays = deviations.fault_of_busy_session(follower.header, retracted=request.started)
-        follower.session_seen(whose.name).stays_busy = stays or follower.session_seen(whose.name).stays_busy
+        session_seen = follower.session_seen(session.name)
+        session_seen.stays_busy = stays or session_seen.stays_busy
     keeps = follower.turn_session(request)
     follower.do(Abort(name))
     known = deviations.fault_of_orphaned_turn(follower.header, RequestSeen(retracts=1))
@@ -217,7 +218,7 @@ def on_flushed(follower: LogFollower, event: log.Flushed) -> None:
     has = [r.name for r in follower.state.requests if r.cursors is not None]
     if has:
         raise Diverged("OUT-1", f"the cache is flushed once {has} have ended", "it is flushed")
-    has = [name for name, seen in follower.requests.items() if seen.has_state]
+    has = [name for name, request_seen in follower.requests.items() if request_seen.has_state]
     if has:
         expected = f"the cache is flushed once {has} have given back the slots of their states"
         raise Diverged("STA-6", expected, "it is flushed", known=deviations.fault_of_flush(follower.header))

@@ -34,13 +34,13 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
     if event.dropped:
         result.skipped["events that the watcher dropped"] += event.dropped
     if result.events > 1 and follower.follows and not event.dropped:
-        unknown = {name for name, seen in follower.sessions.items() if seen.text_unknown}
-        mine = _shown_values(follower.state, unknown)
-        theirs = _shown_values(state_shown, unknown)
-        result.compared += len(theirs)
-        for clause, value_name in mine | theirs:
-            expected = mine.get((clause, value_name), "none")
-            observed = theirs.get((clause, value_name), "none")
+        unknown = {name for name, session_seen in follower.sessions.items() if session_seen.text_unknown}
+        expected_values = _shown_values(follower.state, unknown)
+        shown_values = _shown_values(state_shown, unknown)
+        result.compared += len(shown_values)
+        for clause, value_name in expected_values | shown_values:
+            expected = expected_values.get((clause, value_name), "none")
+            observed = shown_values.get((clause, value_name), "none")
             if expected != observed:
                 raise Diverged(clause, f"{value_name}: {expected}", observed)
     elif not result.ended:  # two turns write into one row: no state is that
@@ -125,8 +125,8 @@ def _state_of(follower: LogFollower, event: log.Snapshot) -> State:
     for r in event.requests:
         serial += 1
         rejected = r.rejected and (r.queued or of_sessions[r.session] > 1)  # else it is aborted
-        if (seen := follower.requests.get(r.request)) is not None:
-            rejected = seen.rejected_by is not None
+        if (request_seen := follower.requests.get(r.request)) is not None:
+            rejected = request_seen.rejected_by is not None
         request = _request_of(r, None if rejected else r.session, serial)
         state = state.with_request(request)
         if request.session is not None:

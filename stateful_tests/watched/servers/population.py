@@ -20,8 +20,8 @@ from stateful_tests.watched.servers.random_clients import (
     clients,
     hardly_fits,
     with_operators,
-    storm,
-    talks,
+    burst_of_clients,
+    resending_clients,
     texts,
 )
 
@@ -113,11 +113,11 @@ class Population:
         if tier:
             settings = {name: value for name, value in settings.items() if name not in NOT_OF_A_TIER}
         drawn = [configuration(choices, **{**settings, **self.fixed}) for _ in range(TRIES)]
-        config = self._config = max(drawn, key=self._news)
+        config = self._config = max(drawn, key=self._novelty)
         if scene is not None:
             candidate = of_scene(scene)
         elif kind in STORMS:
-            candidate = storm(
+            candidate = burst_of_clients(
                 choices, config, count=self.count, flood=kind == "flood", impatient=self.impatient
             )
         elif kind in MEETINGS:
@@ -140,7 +140,8 @@ class Population:
             config, candidate = self._with_priorities(preempting, config, candidate)
         if config.storage and number % 8 != SESSIONS_AT:
             candidate = tuple(
-                replace(each, session=False, resends=each.session or each.resends) for each in candidate
+                replace(client, session=False, resends=client.session or client.resends)
+                for client in candidate
             )
         return config, candidate, choices.upto((1 << 30) - 1)
 
@@ -173,10 +174,10 @@ class Population:
         something."""
         for triple in triples(self._config):
             shown_by = [AT_WORK[name] for name, on in triple if on and name in AT_WORK]
-            done = all(reached.get(each) for each in shown_by)
+            done = all(reached.get(situation) for situation in shown_by)
             (self._at_work if done else self._in_vain)[triple] += 1
 
-    def _news(self, config: Config) -> float:
+    def _novelty(self, config: Config) -> float:
         """Return the novelty of a server: a triple counts by its switches that are on, and less each
         time that it was at work, or tried in vain."""
         return sum(
@@ -219,7 +220,7 @@ def of_scene(scene: dict[str, Any]) -> tuple[Client, ...]:
     )
 
 
-MEETINGS = {"texts": texts, "talks": talks}  # at the tree
+MEETINGS = {"texts": texts, "talks": resending_clients}  # at the tree
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from impl.sglang.server.clients import OPERATIONS, Client, Config, Turn
 LEAST_LEFT = 7  # tokens of the pool that a prompt must leave free; a server refuses a longer one
 
 
-def storm(
+def burst_of_clients(
     choices: Choices,
     config: Config,
     *,
@@ -95,7 +95,7 @@ def texts(
     return tuple(client(number) for number in range(1, count + 1))
 
 
-def talks(
+def resending_clients(
     choices: Choices, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
     """Draw clients without sessions that resend their conversation with each turn. The next turn, and
@@ -151,8 +151,8 @@ def with_operators(choices: Choices, clients: tuple[Client, ...], config: Config
     early = clients[:half]
     late = clients[half:]
     if config.storage:
-        names = {each.name for each in late}
-        late = tuple(each if each.after in names else replace(each, after="o1") for each in late)
+        names = {client.name for client in late}
+        late = tuple(client if client.after in names else replace(client, after="o1") for client in late)
         # The abort should come while late clients wait for the storage.
         start = between(choices, 2, 14)
         operators += (Client("o5", start, (), session=False, operator="abort", after="o1"),)

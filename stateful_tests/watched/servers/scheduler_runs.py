@@ -154,8 +154,8 @@ class Before:
         if not judged.findings:
             return judged
         was = serve(self.runner, judged.run).findings
-        keys = {each.key for each in was}
-        known = {each.known for each in was}
+        keys = {finding.key for finding in was}
+        known = {finding.known for finding in was}
         compared = []
         for finding in judged.findings:
             if not finding.known:
@@ -266,7 +266,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
             key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
             yield ServedFinding("server", key, "; ".join(situations), known_fault)
-    for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
+    for kind, stall in {stall.kind: stall for stall in reversed(outcome.stalls)}.items():
         known_fault = (
             deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
         )
@@ -360,7 +360,7 @@ class _Check:
                 return None
             self.tell(f"shrinks {run.key}, try {next(tries)} of {SHRINKS} at most")
             judged = judge(self.runner, smaller, self.before)
-            if all(each.key != run.key for each in judged.new):
+            if all(finding.key != run.key for finding in judged.new):
                 return None
             self._note_finding(judged)
             return smaller

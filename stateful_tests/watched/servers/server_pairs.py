@@ -197,10 +197,10 @@ def environment(
     """Draw the events for these clients' requests."""
     if kind == "calm":
         return ()
-    turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
+    turns = {f"{client.name}.{at}": turn for client in asking for at, turn in enumerate(client.turns, 1)}
     events: list[NetworkChoice] = []
     for name, turn in turns.items():
-        events += _rests(choices, name)
+        events += _draw_delays(choices, name)
         if turn.abort:
             events += _aborts(choices, name, alone=kind == "alone")
         if kind == "failures" and once_in(choices, 5):
@@ -228,7 +228,7 @@ def environment(
     return tuple(events)
 
 
-def _rests(choices: Choices, name: str) -> list[NetworkChoice]:
+def _draw_delays(choices: Choices, name: str) -> list[NetworkChoice]:
     """Draw which messages of a request rest, and how long. Transfers rest long: short ones hide early
     frees."""
     rests = []
@@ -267,7 +267,7 @@ def choices_about(
     asking: Sequence[Client], choices: Sequence[NetworkChoice]
 ) -> tuple[NetworkChoice, ...]:
     """Return the choices that are about these clients' requests, or about none."""
-    names = {f"{each.name}.{index}" for each in asking for index in range(1, 1 + len(each.turns))}
+    names = {f"{client.name}.{index}" for client in asking for index in range(1, 1 + len(client.turns))}
     return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 

@@ -90,10 +90,10 @@ class NetworkChoices:
 
     def steps(self, what: str, request: str = "", side: str = "", number: int = 1) -> int:
         """Return the number of steps that a thing rests."""
-        return sum(each.steps for each in self.of(what, request, side, number))
+        return sum(choice.steps for choice in self.of(what, request, side, number))
 
 
-def harms(choices: Iterable[NetworkChoice]) -> bool:
+def can_fail(choices: Iterable[NetworkChoice]) -> bool:
     """Return whether something fails by these choices, or a timeout may end in the middle."""
     return any(
         choice.what in ("clock", "death") or (choice.fails and choice.what != "abort") for choice in choices

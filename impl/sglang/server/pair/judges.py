@@ -156,7 +156,7 @@ class Judges:
             skip = 0
         assert region.tensor is not None
         rows = region.tensor[source * self.page + skip :][: len(expected), 0, :2]
-        actual = [tuple(each) for each in rows.tolist()]
+        actual = [tuple(row) for row in rows.tolist()]
         is_free = source in self.models[PREFILL].free_pages(pool)
         if (actual != expected or is_free) and self._is_replaced(name, region, source, position, expected):
             if actual != expected:
@@ -183,8 +183,8 @@ class Judges:
             if request.rid == name and request.kv.req_pool_idx is not None:
                 row = model.scheduler.req_to_token_pool.req_to_token[int(request.kv.req_pool_idx)]
                 page = int(row[position]) // self.page
-                there = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
-                return page != source and [tuple(each) for each in there] == expected
+                target_rows = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
+                return page != source and [tuple(row) for row in target_rows] == expected
         return False
 
     def _wrong_source(
@@ -243,8 +243,8 @@ class Judges:
             return
         has = int(schedulers[PREFILL].disagg_metadata_buffers.bootstrap_room[source, 0])
         if has != promise.room:
-            whose = self.network.rooms.get(has, "nobody")
-            says = f"metadata row {source} of P is sent for {name} and has what {whose} left there"
+            room = self.network.rooms.get(has, "nobody")
+            says = f"metadata row {source} of P is sent for {name} and has what {room} left there"
             self.note("PD-1 metadata row of P is another's", name, says)
         elif source in schedulers[PREFILL].req_to_metadata_buffer_idx_allocator.free_slots:
             says = f"metadata row {source} of P is free when it is sent for {name}"
@@ -315,13 +315,13 @@ class Judges:
 
     def _wasted_prompts(self, unanswered: dict[str, list[str]]) -> list[str]:
         """Return the prompts that P has computed and keeps, and that D has refused."""
-        computed = {each.rid for each in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
+        computed = {req.rid for req in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
         return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
 
     def _given_up_before(self, name: str) -> bool:
         """Return whether P heard that D has given a request up before it had the request itself."""
-        heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
-        return heard is not None and asked is not None and heard <= asked
+        heard, request_step = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
+        return heard is not None and request_step is not None and heard <= request_step
 
     def judge_end(self, unanswered: dict[str, list[str]]) -> None:
         """Judge the pair when every timeout has passed and nothing happens."""
@@ -363,9 +363,9 @@ class Judges:
         has admitted waits for that room and D waits for P. Returns whether that is so."""
         scheduler = self.models[PREFILL].scheduler
         parked = [
-            each.rid for each in scheduler.disagg_prefill_inflight_queue if each.pending_bootstrap
+            req.rid for req in scheduler.disagg_prefill_inflight_queue if req.pending_bootstrap
         ]
-        names = {each.rid for each in scheduler.waiting_queue} & set(unanswered.get(PREFILL, ()))
+        names = {req.rid for req in scheduler.waiting_queue} & set(unanswered.get(PREFILL, ()))
         admitted = sorted(name for name in names if ("metadata", name) in self.network.delivered)
         if not parked or not admitted:
             return False
@@ -436,7 +436,7 @@ def _computed_or_sent(scheduler: Any) -> list[Any]:
     """Return the requests of which P may have chunks on their way."""
     last = scheduler.last_batch
     found = [*scheduler.disagg_prefill_inflight_queue, scheduler.chunked_req]
-    return [each for each in [*found, *(last.reqs if last is not None else ())] if each is not None]
+    return [req for req in [*found, *(last.reqs if last is not None else ())] if req is not None]
 
 
 def _at(place: tuple[Region, int] | None) -> str:

@@ -107,8 +107,8 @@ class ServerModel(FakeModel):
             region for each in self.tensors.items() for region in _regions(*each, page)
         ]
         if draft and not sends_draft:
-            own = scheduler.draft_worker.primary_draft_kv_pool
-            self.regions += _regions("draft", [*own.k_buffer, *own.v_buffer], page)
+            draft_pool = scheduler.draft_worker.primary_draft_kv_pool
+            self.regions += _regions("draft", [*draft_pool.k_buffer, *draft_pool.v_buffer], page)
         for tensors in self.tensors.values():
             for tensor in tensors:
                 tensor.zero_()
@@ -135,8 +135,8 @@ class ServerModel(FakeModel):
         names = {"full": "full_attn_allocator", "swa": "swa_attn_allocator"}
         return self.release.free_pages(getattr(allocator, names[pool], allocator))
 
-    def begins(self, batch: Any) -> None:
-        super().begins(batch)
+    def begin_round(self, batch: Any) -> None:
+        super().begin_round(batch)
         if batch.forward_mode.is_extend():
             kind = "computes a prompt part"
             if self.tier is not None and batch.hicache_consumer_index >= 0:
@@ -216,7 +216,7 @@ class ServerModel(FakeModel):
             for mismatch in (read_rows != wanted).any(1).nonzero().flatten().tolist():
                 position = expected[mismatch][1]
                 key = request, name, position
-                if not any(told[:2] == (request, name) for told in self.misread):
+                if not any(misread[:2] == (request, name) for misread in self.misread):
                     says = f"FOUND {request} reads wrong KV, {name}, at {position}"
                     self.network.tell(self.server, says)
                 if key not in self.misread and len(self.misread) < MOST:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from impl.sglang.server.outcome import PairEvent
-from impl.sglang.server.pair.choices import RECEIVER, NetworkChoice, NetworkChoices, harms
+from impl.sglang.server.pair.choices import RECEIVER, NetworkChoice, NetworkChoices, can_fail
 from impl.sglang.server.pair.stand_ins import NamedPages
 from impl.sglang.server.pair.turns import Stage
 from reference.pairs.config import DECODE, PREFILL, SERVERS
@@ -62,7 +62,7 @@ class PlayedNetwork:
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
         self.stage = stage
         self.choices = NetworkChoices(choices)
-        self.harmed = harms(choices)
+        self.harmed = can_fail(choices)
         self.harmed_by_time = any(choice.what in ("clock", "death") for choice in choices)
         self.rooms: dict[int, str] = {}
         self.told_success: set[int] = set()
@@ -86,11 +86,11 @@ class PlayedNetwork:
 
     # -- what the conductor asks --------------------------------------------------------------------
 
-    def passes(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step: copy blocks that come late."""
         self.step += 1
         self.seconds += STEP_S
-        for late in [each for each in self._late if each.due <= self.step]:
+        for late in [message for message in self._late if message.due <= self.step]:
             self._late.remove(late)
             self._copy(late.chunk, late.blocks)
             self.tell(
@@ -109,7 +109,7 @@ class PlayedNetwork:
         if len(self.events) < EVENTS:
             self.events.append(PairEvent(self.step, where, says))
 
-    def dies(self, server: str) -> None:
+    def end_server(self, server: str) -> None:
         """End a server: it sends and receives nothing more."""
         self.gone.add(server)
         self._inboxes[server].clear()
@@ -127,14 +127,14 @@ class PlayedNetwork:
         request = self.rooms.get(room, "")
         if kind == "status" and int(parts[1]) == SUCCESS:
             self.told_success.add(room)
-        rest = self.choices.steps(kind, request, "", self._number(kind, request))
+        delay = self.choices.steps(kind, request, "", self._number(kind, request))
         lost = receiver in self.gone
         self.moves += 1
         words = f"{kind} {request}{' goes nowhere' if lost else ''}"
-        self.tell("wire", f"{words}{f' rests {rest} steps' if rest else ''}".replace("  ", " "))
+        self.tell("wire", f"{words}{f' rests {delay} steps' if delay else ''}".replace("  ", " "))
         if not lost:
             box = self._inboxes[receiver]
-            due = max(self.step + rest, box[-1].due if box else 0)
+            due = max(self.step + delay, box[-1].due if box else 0)
             box.append(_Letter(due, kind, request, parts))
 
     def has_arrived(self, server: str) -> bool:
@@ -160,10 +160,10 @@ class PlayedNetwork:
         if DECODE in self.gone:
             return -1
         done_count = 0
-        made = self.choices.of("transfer", receiver_name, "", number)
+        choices = self.choices.of("transfer", receiver_name, "", number)
         if self.carries_row(blocks):
-            made = [*made, *self.choices.of("row", receiver_name)]
-        for choice in sorted(made, key=lambda each: each.at):
+            choices = [*choices, *self.choices.of("row", receiver_name)]
+        for choice in sorted(choices, key=lambda each: each.at):
             upto = max(done_count, len(blocks) * choice.at // 10)
             self._copy(chunk, blocks[done_count:upto])
             done_count = upto
@@ -182,8 +182,8 @@ class PlayedNetwork:
 
     def lookup_fails(self) -> bool:
         """Return whether P fails to learn the address of D."""
-        made = self.choices.of("lookup", number=self._number("lookup"))
-        return any(each.fails for each in made)
+        choices = self.choices.of("lookup", number=self._number("lookup"))
+        return any(choice.fails for choice in choices)
 
     def calls(self, room: int) -> None:
         """Let others run: a thread calls its sender or receiver for a request, or is about to."""

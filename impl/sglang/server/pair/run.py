@@ -73,8 +73,8 @@ def run(
             try:
                 pair.build(server, config, Path(folder) / server)
             except Exception as error:
-                why = f"{server} does not start: {whole_scheduler._one_line(error)}"
-                return RunOutcome(0, 0, [], {}, why, traceback.format_exc())
+                reason = f"{server} does not start: {whole_scheduler._one_line(error)}"
+                return RunOutcome(0, 0, [], {}, reason, traceback.format_exc())
     pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
     logs = [_start_log(pair, server, watch) for server in SERVERS] if watch else []
     outcome = Conductor(pair, choices).play()
@@ -117,25 +117,25 @@ class Pair:
         self.stage.enter(server, anew=True)
         path = model_folder(folder, config.window, config=config)
         settings = _settings(server, config)
-        mine = _of_one(server, config)
-        scheduler = build_scheduler(mine, path, settings)
+        server_config = _of_one(server, config)
+        scheduler = build_scheduler(server_config, path, settings)
         queue = scheduler.disagg_prefill_bootstrap_queue
         if server == DECODE:
             queue = scheduler.disagg_decode_prealloc_queue
         self.schedulers[server] = scheduler
         self.managers[server] = queue.kv_manager
         self.models[server] = model = ServerModel(
-            scheduler, installed_release(), self.script, server, self.network, mine.draft, mine.track,
-            bool(config.draft and config.prefill_draft),
+            scheduler, installed_release(), self.script, server, self.network, server_config.draft,
+            server_config.track, bool(config.draft and config.prefill_draft),
         )  # fmt: skip
-        if mine.draft:
+        if server_config.draft:
             scheduler.draft_worker.model = model
         else:
             scheduler.tp_worker.forward_batch_generation = model
-        if mine.hicache or (server == DECODE and config.host_backup):
+        if server_config.hicache or (server == DECODE and config.host_backup):
             seed = self.script.seed
-            hashes = self.hashes if mine.hicache and mine.storage else None
-            model.tier = FakeTier(scheduler, model.slots, seed, mine, hashes)
+            hashes = self.hashes if server_config.hicache and server_config.storage else None
+            model.tier = FakeTier(scheduler, model.slots, seed, server_config, hashes)
         scheduler.gracefully_exit = False
 
     def start(self) -> None:
@@ -154,8 +154,8 @@ class Pair:
         self.inboxes[server] = []
         self.taken[server].update((message.rid, self.network.step) for message in messages)
         if server == PREFILL:
-            asked = {("request", message.rid): self.network.step for message in messages}
-            self.network.delivered.update({**asked, **self.network.delivered})
+            delivered = {("request", message.rid): self.network.step for message in messages}
+            self.network.delivered.update({**delivered, **self.network.delivered})
         return messages
 
 
@@ -223,7 +223,7 @@ class Conductor:
         before = 0
         timeouts = deque(TIMEOUTS)
         while network.step < STEPS and not self.error:
-            network.passes()
+            network.begin_step()
             moved = self._environment() | self._clients() | self._threads() | self._schedulers()
             waits = self._router or self._paused or not network.rests or not self._tiers_rest()
             quiet = 0 if moved or waits else quiet + 1
@@ -275,14 +275,14 @@ class Conductor:
         """Advance the clock, and decide on deaths, heartbeats and probes."""
         network = self.network
         moved = False
-        for each in [each for each in self._timed if each.number <= network.step]:
+        for each in [choice for choice in self._timed if choice.number <= network.step]:
             self._timed.remove(each)
             moved = True
             if each.what == "clock":
                 network.seconds += each.steps
                 network.tell("wire", f"the clock moves by {each.steps} s")
             else:
-                network.dies(each.side)
+                network.end_server(each.side)
                 self._paused.pop(each.side, None)
                 if each.side == PREFILL:
                     self._heartbeat = network.step + HEARTBEAT
@@ -306,8 +306,8 @@ class Conductor:
         for message in self.script.round(step, 1):
             for server in SERVERS:
                 self._sends(message, server)
-        due = [each for each in self._router if each[0] <= step]
-        self._router = [each for each in self._router if each[0] > step]
+        due = [sending for sending in self._router if sending[0] <= step]
+        self._router = [sending for sending in self._router if sending[0] > step]
         for _, server, message in due:
             if server in network.gone:
                 continue
@@ -321,10 +321,10 @@ class Conductor:
 
     def _sends(self, message: Message, server: str) -> None:
         what = "request" if message.kind == "submit" else "abort"
-        made = self.network.choices.of(what, message.name, server)
-        if any(each.fails for each in made):
+        choices = self.network.choices.of(what, message.name, server)
+        if any(choice.fails for choice in choices):
             return
-        due = self.network.step + sum(each.steps for each in made)
+        due = self.network.step + sum(choice.steps for choice in choices)
         if what == "abort":  # an abort does not overtake its request
             before = [
                 at for at, to, each in self._router if (to, each.name) == (server, message.name)
@@ -374,9 +374,9 @@ class Conductor:
                 return True
             if turn.may_run is None:
                 self._rounds[server] += 1
-                if rest := network.choices.steps("round", "", server, self._rounds[server]):
-                    self._paused[server] = step + rest
-                    network.tell(server, f"rests {rest} steps")
+                if rest_rounds := network.choices.steps("round", "", server, self._rounds[server]):
+                    self._paused[server] = step + rest_rounds
+                    network.tell(server, f"rests {rest_rounds} steps")
         after = sum(model.forwards for model in pair.models.values()), network.moves
         return answered or before != after
 
@@ -387,8 +387,8 @@ class Conductor:
             if server == DECODE:
                 # An output of another kind has no requests.
                 names = optional(output, "BatchTokenIDOutput.rids") or ()
-                whole = optional(output, "BatchTokenIDOutput.output_ids")
-                ids = whole or optional(output, "BatchTokenIDOutput.decode_ids") or ()
+                all_outputs = optional(output, "BatchTokenIDOutput.output_ids")
+                ids = all_outputs or optional(output, "BatchTokenIDOutput.decode_ids") or ()
                 for name, tokens in zip(names, ids):
                     self.outputs.setdefault(name, []).extend(tokens)
                 ends = optional(output, "BatchTokenIDOutput.finished_reasons") or ()
