@@ -51,6 +51,13 @@ def test_a_poll_violates_the_clauses_of_its_row(row):
         assert in_words(failure.at) == row.places
 
 
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
+def test_records_are_judged_in_any_order(row, first):
+    failed = [clause.id for clause, _ in failures_of(row, first)]
+    assert (failed[0] if failed else "", {*failed} - {row.clause}) == (row.clause, row.also)
+
+
 def test_a_retracted_request_keeps_its_kv_on_the_host():
     sizes = replace(DECODING, decode="plain", host_pages=2, host_swa_pages=1)
     kept = TierRequest("h3", state="retracted", row=-1, first=-1, slots={}, kept=kv((0,)), writing={})

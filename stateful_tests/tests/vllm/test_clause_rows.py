@@ -45,6 +45,39 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
         )
 
 
+NOBODY = "RUN-4: no batch for nobody is no fault"
+
+
+def rows_beside_another_request():
+    """Yield rows, with the lines of a request that waits, and of one that runs in the last blocks. A reset
+    takes the blocks of whoever runs: its rows have the first alone."""
+    for row in ROWS:
+        sizes = SIZES[row.on or "full"]
+        last = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups))
+        waits = "add r0 z3 for 9"
+        if row.title != NOBODY:
+            yield row, [waits]
+            if not any(line.startswith(("reset_cache", "new_weights")) for line in row.lines):
+                yield row, [waits, f"schedule; r0 runs 0-1 in {last}", "update"]
+
+
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        pytest.param(row, first, id=f"{row.title}, beside {len(first)}")
+        for row, first in rows_beside_another_request()
+    ],
+)
+def test_another_request_that_comes_first_changes_no_verdict(row, first):
+    """Whatever passes over one request still sees the next."""
+    scene = Scene(SIZES[row.on or "full"])
+    for line in [*first, *row.lines[:-1]]:
+        assert scene.violation(line) is None, line
+    violation = scene.violation(row.lines[-1])
+    verdict = (violation.clause, {*violation.also}) if violation else ("", set())
+    assert verdict == (row.clause, row.also)
+
+
 def test_every_clause_has_a_row():
     assert {row.clause for row in ROWS if row.clause} == {*BLOCK_CLAUSES}
 
