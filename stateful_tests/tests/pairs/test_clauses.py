@@ -48,6 +48,11 @@ def test_a_failure_on_a_server_names_it():
     assert [place.server for place in told.at] == ["D", "D"]
 
 
+def test_who_waits_at_either_server_is_named():
+    waits = [step.unanswered for step in steps(LIFE[:4])]
+    assert (waits[0], waits[3]) == ({"r1": "at P WAITING"}, {"r2": "at D WAITING"})
+
+
 def test_every_clause_is_checked(monkeypatch):
     checked = []
     noting = {name: replace(each, check=checked.append) for name, each in OF_PAIRS.items()}
