@@ -392,12 +392,16 @@ def failures_of(row: ClauseRow, first: int | None = None) -> list[tuple[Clause, 
 
 
 def rotated(was: TierFacts, first: int) -> TierFacts:
-    """Return the same facts with their lists in another order, nodes behind their parents."""
+    """Return the same facts with their lists in another order, nodes behind their parents, and the parts of
+    each transfer too."""
     lists = {
         kind.field: records[first:] + records[:first]
         for kind in NOTATION.kinds.values()
         if (records := getattr(was, kind.field))
     }
+    lists["transfers"] = tuple(
+        each._replace(parts=each.parts[first:] + each.parts[:first]) for each in lists.get("transfers", ())
+    )
     left = [*lists.pop("nodes", ())]
     nodes: list[TierNode] = []
     while left:

@@ -112,7 +112,8 @@ def test_states_of_requests_without_a_row_are_not_judged():
 
 def test_a_session_may_track_drafts_that_its_turn_did_not_take():
     """On a server with drafts."""
-    long, ends = steps_of({}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
+    tracked = {"c2": (5, 6), **KEPT["tracked"]}
+    long, ends = steps_of({"tracked": tracked}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
     states = KeptStates(replace(head(), speculative=True))
     assert not [*states.judge(0, long, {"c1"}), *states.judge(1, ends, {"c1"})]
     for sessions, speculative in (({"c2"}, True), ({"c1"}, False)):
