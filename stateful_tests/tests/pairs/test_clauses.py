@@ -48,6 +48,24 @@ def test_a_failure_on_a_server_names_it():
     assert [place.server for place in told.at] == ["D", "D"]
 
 
+def test_kv_of_who_is_gone_hides_none_behind_it():
+    *_, step = steps(life_of(["life 9", "advance D; as at 10; decode other"]))
+    there = step.after.decode.requests
+    aborted = {"r0": there["r2"], **there}
+    before, after = (
+        facts._replace(readers=(facts.readers[0]._replace(request="r0"), *facts.readers))
+        for facts in (step.before, step.after)
+    )
+    after = after._replace(decode=after.decode._replace(requests=aborted))
+    beside = replace(step, before=before, after=after)
+    assert [*beside.wrongly_sent()] == [*step.wrongly_sent()] != []
+
+
+def test_who_waits_at_either_server_is_named():
+    waits = [step.unanswered for step in steps(LIFE[:4])]
+    assert (waits[0], waits[3]) == ({"r1": "at P WAITING"}, {"r2": "at D WAITING"})
+
+
 def test_every_clause_is_checked(monkeypatch):
     checked = []
     noting = {name: replace(each, check=checked.append) for name, each in OF_PAIRS.items()}

@@ -90,6 +90,7 @@ def with_receiver(**changed):
         with_transfer(completed=True), TIER._replace(transfers=()),
         with_receiver(name="h9"), with_receiver(state="waits"), with_receiver(row=-1),
         with_receiver(first=-1), with_receiver(slots={}), with_receiver(kept={"full": (1,)}),
+        with_receiver(slots={**ONE.slots, "full": (3, 9)}),
         TIER._replace(free={"full": (6,), "swa": (6, 7, 8)}), TIER._replace(host_free={"full": (1,)}),
         TIER._replace(free_rows=()), TIER._replace(nodes=()), TIER._replace(evictable={"full": 1, "swa": 2}),
     ],

@@ -366,8 +366,11 @@ def violated_at(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple
     ], f"{first.expected}; {first.observed}" if first else ""
 
 
-def failures_of(row: ClauseRow) -> list[tuple[Clause, Failure]]:
-    """Return the failures at a row of clause_rows.txt."""
+def failures_of(row: ClauseRow, first: int | None = None) -> list[tuple[Clause, Failure]]:
+    """Return the failures at a row of clause_rows.txt.
+
+    first: the place of the record that is put first in each list, with those behind it.
+    """
     name, *sizes = (row.on or "running").split(", ")
     scene = SCENES[name]
     changes = (change.split() for change in sizes)
@@ -377,9 +380,32 @@ def failures_of(row: ClauseRow) -> list[tuple[Clause, Failure]]:
             was = NOTATION.change_facts(was, line.removeprefix("before "))
         else:
             now = NOTATION.change_facts(now, line)
+    if first is not None:
+        was = rotated(was, first)
+        now = rotated(now, first)
     return failures(
         lambda _: now,
         was=was,
         sizes=replace(scene.sizes, **{field: int(value) for field, value in changes}),
         waiting=scene.waiting,
     )
+
+
+def rotated(was: TierFacts, first: int) -> TierFacts:
+    """Return the same facts with their lists in another order, nodes behind their parents, and the parts of
+    each transfer too."""
+    lists = {
+        kind.field: records[first:] + records[:first]
+        for kind in NOTATION.kinds.values()
+        if (records := getattr(was, kind.field))
+    }
+    lists["transfers"] = tuple(
+        each._replace(parts=each.parts[first:] + each.parts[:first]) for each in lists.get("transfers", ())
+    )
+    left = [*lists.pop("nodes", ())]
+    nodes: list[TierNode] = []
+    while left:
+        above = {at.node for at in left}
+        nodes.append(next((at for at in left if at.parent not in above), left[0]))
+        left.remove(nodes[-1])
+    return was._replace(**lists, nodes=tuple(nodes))

@@ -75,6 +75,9 @@ def test_a_lock_covers_its_path_as_of_before_the_split():
     taken = (TierLock(5, (NODES[1], NODES[2])),)
     found = TierUsers(SIZES).follow(split._replace(taken=taken))
     assert found == [LockRange(user, {"full": 0, "swa": 0})]
+    user = user._replace(node=1)
+    alone = split._replace(users=(user,), taken=(TierLock(5, (NODES[1],)),))
+    assert TierUsers(SIZES).follow(alone) == [LockRange(user, {"full": 0, "swa": 0})]
 
 
 TEXT = (Piece("a", 1),)

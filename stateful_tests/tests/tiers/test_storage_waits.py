@@ -121,6 +121,18 @@ def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, 
     assert result is not None and result.pages_due is due
 
 
+def test_a_prefetch_that_was_there_before_is_another_requests():
+    before = NO_PREFETCH._replace(
+        operations=(TierOperation(2, back=False, name="h3", state="reads", slots={}, moving={}),)
+    )
+    own = TierOperation(4, back=False, name="h2", state="done", slots={}, moving={})
+    after = before._replace(operations=(*before.operations, own))
+    waits = StorageWaits(SIZES)
+    waits.follow(Prefetch("h2", TEXT), Done(), before, after)
+    result = waits.follow(Load("h2", TEXT), WRONG_PHASE, after, after)
+    assert result is not None and not result.pages_due
+
+
 @pytest.mark.parametrize(
     "refused, waited, blocked, due, observed",
     [

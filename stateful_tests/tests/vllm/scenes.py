@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from reference.blocks.clauses import BlockStep, failed_clauses
 from reference.blocks.commands import EngineCommand, Update
 from reference.blocks.config import EngineConfig, LayerGroup
-from reference.blocks.facts import BlockFacts
+from reference.blocks.facts import BlockFacts, HostFacts
 from reference.commands import Reason
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.run_results import Violation, violation_of
@@ -21,6 +22,7 @@ from stateful_tests.tests.vllm.statements import STATEMENTS
 from stateful_tests.traces.notation import parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
+_Facts = TypeVar("_Facts", BlockFacts, HostFacts)
 _FULL = LayerGroup(2)
 _NEAR = LayerGroup(2, 3)
 SIZES = {
@@ -87,6 +89,10 @@ SIZES = {
     ),
     "host state": EngineConfig(
         (LayerGroup(2, state=True),), blocks=12, max_model_len=12, max_batched_tokens=8,
+        host_chunks=4,
+    ),
+    "host state first": EngineConfig(
+        (LayerGroup(2, state=True), _FULL), blocks=12, max_model_len=12, max_batched_tokens=8,
         host_chunks=4,
     ),
     "host near": EngineConfig(
@@ -170,3 +176,19 @@ class Scene(EngineByHand):
                 apply(self, **match.groupdict())
                 return
         raise AssertionError(f"no pattern of STATEMENTS matches {statement!r}")
+
+
+class SceneInReverse(Scene):
+    """The same engine, whose facts have their records from the last to the first."""
+
+    def _facts_after(self, command: EngineCommand, statements: Iterable[str]) -> BlockFacts:
+        facts = super()._facts_after(command, statements)
+        host = facts.host
+        if host is not None:
+            host = _reversed(host, "keys", "transfers", "jobs", "stored")
+        facts = _reversed(facts, "published", "lanes", "outputs", "kept", "pinned", "copies")
+        return facts._replace(host=host, requests=dict(reversed(facts.requests.items())))
+
+
+def _reversed(facts: _Facts, *fields: str) -> _Facts:
+    return facts._replace(**{field: getattr(facts, field)[::-1] for field in fields})

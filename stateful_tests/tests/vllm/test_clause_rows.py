@@ -20,7 +20,7 @@ from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.vllm.scenes import ROWS as FILE
-from stateful_tests.tests.vllm.scenes import SIZES, Scene
+from stateful_tests.tests.vllm.scenes import SIZES, Scene, SceneInReverse
 from stateful_tests.traces.notation import parse
 
 ROWS = list(clause_rows(FILE))
@@ -43,6 +43,66 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
         assert ALL_CLAUSES[row.clause].trigger(scene.step), (
             "such a step could not have violated it"
         )
+
+
+NOBODY = "RUN-4: no batch for nobody is no fault"
+TWICE = "RUN-1: a request twice in a batch"
+NOTHING_MOVES = {
+    "HOST-1: a chunk is lost", "RUN-4: nobody is asked, and no batch comes",
+    "XFER-3: blocks are kept for nobody", "PRO-1: a transfer that has completed is not",
+}  # fmt: skip
+
+
+def rows_beside_another_request():
+    """Yield (row, what r0 does before anybody else, the lines of the row with that). It has the last blocks
+    and the last chunk.
+
+    A reset takes the blocks of whoever runs. RUN-1 and PRO-2 count all of a batch."""
+    for row in ROWS:
+        sizes = SIZES[row.on or "full"]
+        blocks = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups))
+        *lines, last = row.lines
+        command, _, facts = last.partition("; ")
+        comes = "add r0 z3 for 9"
+        runs = f"r0 runs 0-1 in {blocks}"
+        if row.title != NOBODY:
+            yield row, "waits", [comes, *row.lines]
+            if not any(line.startswith(("reset_cache", "new_weights")) for line in row.lines):
+                yield row, "has run", [comes, f"schedule; {runs}", "update", *row.lines]
+        if sizes.host_chunks and row.title not in NOTHING_MOVES:
+            copied = f"store 9 of {sizes.blocks} to {sizes.host_chunks - 1} copied"
+            if sizes.storage:
+                copied += f"; storage write 9 of {sizes.host_chunks - 1} done"
+            yield row, "has stored", [comes, f"schedule; {copied}", *row.lines]
+        if " runs " in facts and row.clause not in ("RUN-1", "PRO-2"):
+            yield row, "is in the batch", [comes, *lines, f"{command}; {runs}; {facts}"]
+
+
+def verdict(scene, lines, waived=()):
+    """Return the headline of the last line, and what else it violates."""
+    for line in lines[:-1]:
+        assert scene.violation(line, waived) is None, line
+    violation = scene.violation(lines[-1], waived)
+    return (violation.clause, {*violation.also}) if violation else ("", set())
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        pytest.param(row, lines, id=f"{row.title}, and another {does}")
+        for row, does, lines in rows_beside_another_request()
+    ],
+)
+def test_another_request_that_comes_first_changes_no_verdict(row, lines):
+    """Whatever passes over one request still sees the next."""
+    waived = () if row.clause == "RUN-1" else ("RUN-1",)
+    assert verdict(Scene(SIZES[row.on or "full"]), lines, waived) == (row.clause, row.also)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.title != TWICE], ids=lambda row: row.title)
+def test_records_are_judged_in_any_order(row):
+    scene = SceneInReverse(SIZES[row.on or "full"])
+    assert verdict(scene, row.lines) == (row.clause, row.also)
 
 
 def test_every_clause_has_a_row():

@@ -90,10 +90,19 @@ def test_a_node_may_have_a_later_state_or_the_state_of_a_lost_step(path, at):
     assert not [*states.judge(0, before, ()), *states.judge(at, after, ())]
 
 
-@pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((2, 6), 8), ((3, 6), 5)])
-def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, committed):
+OWN = "c1 keeps its last state for the tree in one of its slots [3]"
+SHORT = "a state that c1 keeps for the tree is after 5 tokens at most"
+
+
+@pytest.mark.parametrize("tracked, committed, expected, observed", [
+    ((4, 6), 8, OWN, "in slot 4"), ((2, 6), 8, OWN, "in slot 2"), ((3, 6), 5, SHORT, "slot 3 after 6"),
+])  # fmt: skip
+def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(
+    tracked, committed, expected, observed
+):
     [step] = steps_of({"tracked": {"c1": tracked}}, cells=(committed, 8, 0, 0))
-    assert [found.clause for found, _ in KeptStates(head()).judge(0, step, ())] == ["STA-8"]
+    found = [verdict for verdict, _ in KeptStates(head()).judge(0, step, ())]
+    assert found == [Verdict("STA-8", expected, observed)]
 
 
 def test_states_of_requests_without_a_row_are_not_judged():
@@ -103,7 +112,8 @@ def test_states_of_requests_without_a_row_are_not_judged():
 
 def test_a_session_may_track_drafts_that_its_turn_did_not_take():
     """On a server with drafts."""
-    long, ends = steps_of({}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
+    tracked = {"c2": (5, 6), **KEPT["tracked"]}
+    long, ends = steps_of({"tracked": tracked}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
     states = KeptStates(replace(head(), speculative=True))
     assert not [*states.judge(0, long, {"c1"}), *states.judge(1, ends, {"c1"})]
     for sessions, speculative in (({"c2"}, True), ({"c1"}, False)):

@@ -4,6 +4,7 @@ The rows of noticed.txt, and what can be changed in many ways.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from impl.sglang.server.events import FIELDS, WatchHeader
+from stateful_tests.tests.support.accepted import accepted_values
 from stateful_tests.tests.support.log_lines import JsonLine, event, header_fields, spoilt
 from stateful_tests.tests.support.row_files import paragraphs
 from stateful_tests.tests.support.watched_logs import header
@@ -93,10 +95,13 @@ def test_validation_says(row, validate):
     assert ("; ".join(parts) or "conforms") == row.outcome
 
 
-def test_a_mismatch_names_the_kept_and_the_shown_value(validate):
-    [row] = [row for row in ROWS if row.title == "a turn has another row"]
-    mismatch = validate(row.log, **row.header).mismatches[0]
-    assert (mismatch.expected, mismatch.observed) == ("c1 keeps row 1", "has row 2")
+def test_mismatches_of_rows_have_their_words(validate):
+    words = defaultdict[str, set[str]](set)
+    for row in ROWS:
+        for mismatch in validate(row.log, **row.header).mismatches:
+            words[mismatch.clause].add(f"{mismatch.expected}; {mismatch.observed}")
+    found = {clause: sorted(each) for clause, each in words.items()}
+    assert found == accepted_values("noticed_words", found)
 
 
 def first(found: Validated) -> tuple[str, str]:

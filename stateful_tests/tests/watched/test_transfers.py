@@ -136,8 +136,9 @@ def test_a_lost_line_may_have_closed_a_room(gap):
     ],
 )
 def test_both_logs_are_joined_by_room(sent, says):
-    prefill = read_by_validator("prefill", [ASKED, *sent])
-    decode = read_by_validator("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
+    waits = Queued("r0", 6, 6, 1.0)
+    prefill = read_by_validator("prefill", [waits, ASKED, *sent])
+    decode = read_by_validator("decode", [waits, ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
     found = [comparison.verdict.observed for comparison in compare_pair_logs(prefill, decode)]
     assert found == ([says] if says else [])
     assert not [*compare_pair_logs(prefill, read_by_validator("decode", [ASKED, NAMED]))], (
