@@ -265,7 +265,7 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
         beside.note(command)
         still = progress.follow(command, now, beside.greeted, beside.arrived)
     step = TierStep(DECODING, Poll(), refused=False, before=now, after=now, ranges=[], standstill=still)
-    failure = {clause.id: failure for clause, failure in broken(step)}.get("PRO-1")
+    failure = {clause.id: failure for clause, failure in failed_clauses(step)}.get("PRO-1")
     assert bool(failure) == bool(found)
     if failure:
         assert failure.observed.startswith("2 calls of the scheduler later nothing has run")
