@@ -110,21 +110,20 @@ def validate(
         raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
     readings = LogReadings(logs, release)
     reports = []
+    shows_at_once = follow and out.file is None
     if follow:
-        at_once = out.file is None
         readings.follow(
-            partial(log_reports.show_at_once, out.console) if at_once else None,
+            partial(log_reports.show_at_once, out.console) if shows_at_once else None,
             lambda each: log_reports.print_beginning(out.console, each.log.name, each.log.header),
         )
     else:
         readings.read()
     readings.join()
-    for reason in (reasons := [*readings.no_logs.values()]):
-        if not readings.logs:
-            raise Unusable(reason)
-        note(reason)
+    reasons = [*readings.no_logs.values()]
     if not readings.logs:
-        raise Unusable(f"{logs[0]}: {NO_LOG}")
+        raise Unusable(reasons[0] if reasons else f"{logs[0]}: {NO_LOG}")
+    for reason in reasons:
+        note(reason)
     for reading in readings.logs.values():
         read = reading.validator
         log = reading.log
@@ -142,7 +141,7 @@ def validate(
         data["unreadable"] = reading.unreadable
         reports.append(data)
         log_reports.print_log_report(
-            out.console, data, shown=follow and out.file is None, verbose=verbose,
+            out.console, data, shown=shows_at_once, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
     data = log_reports.validations(reports, strict, reasons)
@@ -290,12 +289,9 @@ def serve_check(
         if before is not None:
             before.runner.close()
     if run is None:
-        folder = Path(save_dir)
-        planned = runs
+        data = server_reports.served_report(result, Path(save_dir), runs, opinions)
     else:
-        folder = None
-        planned = 1
-    data = server_reports.served_report(result, folder, planned, opinions)
+        data = server_reports.served_report(result, None, 1, opinions)
     server_reports.served_text(out.console, data)
     return out.end(data)
 
@@ -359,6 +355,7 @@ def _check_live_server(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)
     )
     asking = random_clients.clients(choices, smaller, count=clients)  # nobody has to wait for ever
+    keep = Path(save_dir) / f"serve-live-{release}-{seed}"
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live_server.watch_live(
         lambda folder: LiveServer(python, config, folder, root),
@@ -367,7 +364,7 @@ def _check_live_server(
         seed,
         limit_s,
         lambda line: click.echo(line, err=True),
-        keep := Path(save_dir) / f"serve-live-{release}-{seed}",
+        keep,
     )
     data = server_reports.live_report(run, seed, keep)
     server_reports.lived_text(out.console, data)

@@ -200,7 +200,8 @@ def unit_test(
     )
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
     headline = trace.clause if trace.clause in reported else violation.clause
-    steps = list(notes := _Steps(run, system))
+    notes = _Steps(run, system)
+    steps = list(notes)
     if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))

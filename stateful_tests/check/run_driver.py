@@ -51,12 +51,7 @@ from stateful_tests.generate.tier_commands import (
     tier_finale,
 )
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.generate.run_profile import (
-    RunProfile,
-    draw_geometry,
-    draw_profile,
-    with_settings,
-)
+from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on, new_tallies

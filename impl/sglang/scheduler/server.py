@@ -11,15 +11,7 @@ from typing import Any
 
 from impl.lazy import torch
 
-from impl.adapter import (
-    Cursors,
-    LockHolderView,
-    RequestView,
-    SessionView,
-    StatesView,
-    TreeView,
-    View,
-)
+from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, StatesView, TreeView, View
 from impl.loading.optional import optional
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import (

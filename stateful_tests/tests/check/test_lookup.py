@@ -65,7 +65,8 @@ def check_tree(tree, kind, base=TorchKV):
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
     for finding in data["findings"]:
         finding["not_saved"] = "not saved"
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     return result, data, " ".join(out.file.getvalue().split())
 
 

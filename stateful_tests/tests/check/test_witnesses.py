@@ -199,5 +199,6 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
     for each in data["findings"]:
         each["not_saved"] = "not saved"
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     assert says in " ".join(out.file.getvalue().split())

@@ -114,7 +114,8 @@ def test_processes_try_each_others_failures_first(redis_url, tmp_path):
     }
     outputs = []
     for machine in ("one", "another"):
-        (folder := tmp_path / machine).mkdir()
+        folder = tmp_path / machine
+        folder.mkdir()
         command = [sys.executable, str(tmp_path / "fails.py")]
         done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
         assert done.stdout, done.stderr

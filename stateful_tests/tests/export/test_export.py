@@ -93,7 +93,8 @@ def exports_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator
     files = [folder / f"test_{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):
         file.write_text(text, encoding="utf-8")
-    (together := folder / "together").mkdir()
+    together = folder / "together"
+    together.mkdir()
     (together / f"{SHARED}.py").write_text(export.shared_module(system, fixed))
     for name in [*traces][::3]:  # the same in a folder, with one module
         text = export.unit_test(traces[name], f"{name}.json", system, fixed, beside=True)

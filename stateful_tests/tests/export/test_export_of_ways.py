@@ -38,7 +38,8 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
     for implementation in (*FAULTS, "0.5.20+overlap"):
         system = release_with_calls(implementation)
         faults = FAULTS.get(implementation, {})
-        (folder := tmp_path / implementation).mkdir()
+        folder = tmp_path / implementation
+        folder.mkdir()
         alike = run_alike_all(system, (14, 67, 86), folder)
         assert any("late=" in file.read_text() for file in alike) is system.overlap
         files = []

@@ -314,17 +314,7 @@ def test_replay_writes_the_page(kvspec):
 
 
 def test_check_writes_a_page_beside_each_trace(kvspec):
-    options = (
-        "--examples",
-        "1",
-        "--preset",
-        "page2",
-        "--mode",
-        "free",
-        "--machine",
-        "sessions",
-        "--html",
-    )
+    options = ("--examples", "1", "--preset", "page2", "--mode", "free", "--machine", "sessions", "--html")
     code, out, _ = kvspec("check", "--impl", "torch+padding-page-handed-out", *options)
     assert code == 1
     saved = sorted(Path("traces").iterdir())

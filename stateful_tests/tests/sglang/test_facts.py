@@ -120,7 +120,8 @@ def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(tm
     text = (root / "sglang/srt" / name).read_text()
     old = "req.kv.kv_committed_len += num_accept_tokens"
     assert old in text
-    (file := tmp_path / "sglang/srt" / name).parent.mkdir(parents=True)
+    file = tmp_path / "sglang/srt" / name
+    file.parent.mkdir(parents=True)
     file.write_text(text.replace(old, f"{old} + 1"))
     [doubt] = COPIED.doubts(tmp_path)
     assert "results of a verify round" in doubt

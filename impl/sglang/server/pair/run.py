@@ -242,7 +242,8 @@ class Conductor:
             if not timeouts:
                 break
             pair.judges.waiting(unanswered)
-            network.seconds += (seconds := timeouts.popleft())
+            seconds = timeouts.popleft()
+            network.seconds += seconds
             network.tell("wire", f"nothing happens: the clock moves by {seconds:g} s")
         if not self.error and network.step < STEPS:
             pair.judges.judge_end(self._unanswered_requests())

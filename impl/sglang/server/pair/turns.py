@@ -94,7 +94,8 @@ class Stage:
 
     def add(self, server: str, name: str, work: Callable[[], object]) -> ServerThread:
         """Start a new thread of a server."""
-        self.turns.append(turn := ServerThread(self, server, name, work))
+        turn = ServerThread(self, server, name, work)
+        self.turns.append(turn)
         return turn
 
     def hand_over(self, until: Callable[[], bool] | None = None) -> None:
