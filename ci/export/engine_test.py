@@ -180,7 +180,7 @@ def unit_test(
     system: VLLMSystem,
     fixed: ReleaseTarget | None = None,
     named: Titles = GENERATED_TITLES,
-    beside: bool = False,
+    shares_module: bool = False,
 ) -> str:
     """Return the text of a test that performs the trace on the scheduler of `system`; see
     `ci.export.unit_test`."""
@@ -231,7 +231,7 @@ def unit_test(
     if "adapter_of(" in code:
         group_kinds.append("adapter_of")
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(group_kinds)}"
-    if not beside:
+    if not shares_module:
         needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
     text = assemble(
         trace, file, clause, trace.commands[violation.step], needed, code, named,

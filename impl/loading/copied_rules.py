@@ -85,7 +85,7 @@ def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
 
 @lru_cache(maxsize=256)  # most files of another tree are the same
 def _moving_statements(text: str, functions: tuple[str, ...], moves: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the statements of the functions with these names in a source text that contain one of `moves`."""
+    """Return the statements that contain one of `moves`, in the functions of a text with these names."""
     return tuple(
         statement
         for node in ast.walk(ast.parse(text))

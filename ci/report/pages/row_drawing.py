@@ -128,6 +128,8 @@ class _Row(NamedTuple):
         in_tree = start < self.holder["cursors"]["R"]
         number = self._tree_page(pool, page) if in_tree else own_pages.get(page)
         fault = self._page_fault(pool, page, number, in_tree)
+        is_own = page in own_pages
+        is_other = page in self.other_pages[pool]
         wrong = self.holder.get("wrong", {}).get(pool, ())
         misread = [position for position in sorted(wrong) if start <= position < end]
         title = f"{POOL[pool]} {span(start, end)}: {_MEANING[kind]}"
@@ -145,7 +147,7 @@ class _Row(NamedTuple):
             "x": start * self.unit,
             "width": (end - start) * self.unit,
             "kind": kind,
-            "differs": bool(fault) or (not in_tree and (page in own_pages) != (page in self.other_pages[pool])),
+            "differs": bool(fault) or (not in_tree and is_own is not is_other),
             "text": text,
             "title": title,
         }

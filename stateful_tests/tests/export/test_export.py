@@ -97,7 +97,7 @@ def exports_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator
     together.mkdir()
     (together / f"{SHARED}.py").write_text(export.shared_module(system, fixed))
     for name in [*traces][::3]:  # the same in a folder, with one module
-        text = export.unit_test(traces[name], f"{name}.json", system, fixed, beside=True)
+        text = export.unit_test(traces[name], f"{name}.json", system, fixed, shares_module=True)
         assert len(text.splitlines()) < 130
         files.append(together / f"test_{name}.py")
         files[-1].write_text(text, encoding="utf-8")

@@ -108,16 +108,16 @@ _BY_A_THREAD = "_deferred_ack_targets"
 def _check_pages_held(
     follower: LogFollower, clause: str, crossing: Crossing, pages: list[int] | None
 ) -> None:
-    """Compare the pages of a request with those that are transferred."""
+    """Compare the pages of a request with those that are transferred, as far as both are known."""
     if pages is None or crossing.pages is None:
         return
     follower.result.compared += len(pages)
-    for index, (due_page, held_page) in enumerate(zip(crossing.pages, pages)):
-        if due_page != held_page:
+    for index, (sent_page, held_page) in enumerate(zip(crossing.pages, pages, strict=False)):
+        if sent_page != held_page:
             position = crossing.start + index * follower.header.page_size
-            wanted = f"{crossing.request}: page {due_page} at position {position}, which crosses"
+            expected = f"{crossing.request}: page {sent_page} at position {position}, which crosses"
             known = deviations.fault_of_replaced_page(follower.header)
-            follower.report(Diverged(clause, wanted, f"page {held_page} is there", known=known))
+            follower.report(Diverged(clause, expected, f"page {held_page} is there", known=known))
             return
 
 
