@@ -203,7 +203,7 @@ class Steps(MemoryChecks):
         self.store.write(slots, tokens)
 
     def has_late_results(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
-        """Return whether a request has more than so many results in flight."""
+        """Return whether a request has more than `most` results in flight."""
         return any(len(request.in_flight) > most for request in requests)
 
     def spec_decode(self, command: c.SpecDecode) -> Played:

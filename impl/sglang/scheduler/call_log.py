@@ -66,7 +66,7 @@ class Calls:
         self._depth = 0
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
-        self._newcomers: set[int] = set()  # lock holders that have locked nothing
+        self._unmatched: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last set
         release = driver.release
         batch = driver.release.batch
@@ -115,7 +115,7 @@ class Calls:
         self._wrap(server.scheduler, "busy", self._busy)
         self._wrap(server.scheduler, "idle", self._idle)
         if server.tree is not None:
-            self._wrap(server.tree, "newcomer", self._newcomer)
+            self._wrap(server.tree, "reset_match", self._reset_match)
             self._wrap(server.tree, "lock", self._lock)
             self._wrap(server.tree, "unlock", self._unlock)
             self._wrap(server.tree, "match", self._match)
@@ -333,17 +333,17 @@ class Calls:
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _newcomer(self, req: Any) -> str:
-        self._newcomers.add(id(req))
+    def _reset_match(self, req: Any) -> str:
+        self._unmatched.add(id(req))
         return ""
 
     def _lock(self, req: Any) -> str:
         return f"lock({self._name(req)}, server.cache)"
 
     def _unlock(self, req: Any) -> str:
-        if id(req) not in self._newcomers:
+        if id(req) not in self._unmatched:
             return f"unlock({self._name(req)}, server.cache)"
-        self._newcomers.remove(id(req))  # nothing was noted of it, and it has the root at most
+        self._unmatched.remove(id(req))  # nothing was noted of it, and it has the root at most
         return ""
 
     def _match(self, req: Any, ids: Sequence[int]) -> str:
@@ -355,7 +355,7 @@ class Calls:
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:
-        self._newcomers.discard(id(holder.req))
+        self._unmatched.discard(id(holder.req))
         page = self._driver.server.geometry.page_size
         boundary = f", evicted={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
         text = ids_text(self._driver.named_tokens(list(tokens)))

@@ -181,8 +181,8 @@ class Server:
         return self.tree is not None and not session_has_slot
 
     def _bearers(self) -> int:
-        """Return the number of those who have slots of recurrent state, or may take them without a further
-        question: requests from their admission on, sessions between turns, lock holders."""
+        """Return the number of holders that have slots of recurrent state, or may take them without a
+        further check: requests from their admission on, sessions between turns, lock holders."""
         lent = {name for name in self.controller.sessions if self.slot(name) is not None}
         own = sum(
             turn.phase is not RequestPhase.QUEUED and turn.session not in lent

@@ -1,4 +1,4 @@
-"""The pool: who holds a block, which are free, and what the prefix cache says of them (BLK, PUB)."""
+"""The block pool: the holders of blocks, the free queue, and the hashes of the prefix cache (BLK, PUB)."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
     )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
-        assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
+        assert known["times"] == sum(same.masked.values()) and known["among"] == [two], one
     out = text_output.console(io.StringIO())
     check_text.check(out, data)
     may_be = "times (some of them may be rejection-ends-turn)"

@@ -55,8 +55,8 @@ def test_each_release_is_nearest_to_itself(engine):
     for release in (cached[0], cached[-1]):
         root = cache_folder() / f"{engine}-{release}"
         engines.engine(engine).complete(release, root)  # it may be from before
-        assert {*driven_files(engines.engine(engine), root)} <= {*nearest.read(engine).files}
-        assert nearest.distances(engine, root)[release] == 0
+        assert {*driven_files(engines.engine(engine), root)} <= {*nearest.read(engine).files}, release
+        assert nearest.distances(engine, root)[release] == 0, release
 
 
 @pytest.mark.parametrize(

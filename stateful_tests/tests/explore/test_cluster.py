@@ -50,7 +50,7 @@ def test_a_cluster_that_loses_a_node_agrees_with_one_process(nodes, monkeypatch)
     assert lost and not nodes.other.any_processes_alive()  # Ray itself may take longer to notice
     here = search.run(SCOPES["tree-tiny"])
     for name in ("states", "transitions", "refused", "depth", "complete", "situations", "reached"):
-        assert getattr(result, name) == getattr(here, name)
+        assert getattr(result, name) == getattr(here, name), name
 
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes):

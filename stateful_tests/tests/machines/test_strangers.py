@@ -221,7 +221,7 @@ def test_a_close_that_raises_is_a_warning_and_hides_nothing():
 
 
 class LosesRows(ReferenceSystem):
-    """Whoever gives a row back, it is lost."""
+    """Loses every row that is released."""
 
     lost = 0
 

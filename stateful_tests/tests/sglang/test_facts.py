@@ -136,5 +136,5 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases():
         except UnusableImplementation as error:
             pytest.skip(str(error))
     for rule in COPIED.rules.values():
-        assert any(True for root in cached for _ in statements(root, rule))
+        assert any(True for root in cached for _ in statements(root, rule)), rule
     assert {*COPIED.rules_text(cached).splitlines()} <= {*COPIED.file.read_text().splitlines()}

@@ -70,7 +70,7 @@ def test_all_renamed_names_are_reported_together(root):
     for name in RENAMED:
         kind, _, member = name.rpartition(".")
         lacks = f"{kind} has no {member}" if kind else f"there is no {member}"
-        assert lacks in str(error.value)
+        assert lacks in str(error.value), name
 
 
 def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):

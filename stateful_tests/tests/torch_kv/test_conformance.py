@@ -255,7 +255,7 @@ def test_without_a_tree_its_commands_are_refused():
 )
 def test_a_rare_scene_conforms(sizes, commands):
     for mode in Mode:
-        assert replay(TorchKV(), Trace(sizes, mode, script(commands))).violation is None
+        assert replay(TorchKV(), Trace(sizes, mode, script(commands))).violation is None, mode
 
 
 def test_the_older_of_two_states_serves_a_text_that_ends_there():
