@@ -100,7 +100,8 @@ class Steps(MemoryChecks):
             else []
         )
         stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
+        arguments = (tokens, live) if received else (tokens,)
+        lanes = Lanes(store.device, requests, *arguments, tail=stamps)
         before, after = store.cursors.move(
             lanes, self.cursors_after_receive if received else self.cursors_after_chunk
         )

@@ -56,14 +56,10 @@ class PagingDriver(SelfSchedulingDriver):
         self.overlap = OVERLAP in SystemSpec.parse(name).ways
         self._modules = load(root)
         self._modules["offloading_manager"].torch = UnpinnedTorch()
-        self._modules["cache"].get_device_and_memory_breakdown = lambda: (
-            torch.device("cpu"),
-            1 << 40,
-            0,
-            0,
-        )
+        memory = (torch.device("cpu"), 1 << 40, 0, 0)
+        self._modules["cache"].get_device_and_memory_breakdown = lambda: memory
         processor_class = self._modules["continuous_api"].ContinuousBatchProcessor
-        # its own collects garbage
+        # The release's own __del__ collects garbage.
         self._processor: Any = type("Processor", (processor_class,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
@@ -106,13 +102,13 @@ class PagingDriver(SelfSchedulingDriver):
             return_logprobs=False,
             use_async_batching=self.overlap,
         )
-        alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
-        self.cache = self._modules["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
+        single_device = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
+        self.cache = self._modules["cache"].PagedAttentionCache(model, sizes, "cpu", single_device)
         self._pages = [*self.cache.cache_allocators.values()]
         self._kv = StampedCache(self._pages)
         kind = self._modules["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
-        self._offloading = self._offloading_manager(alone)
+        self._offloading = self._offloading_manager(single_device)
         self._batches = LaunchedBatches(
             self._modules["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
             self.cache,
@@ -137,12 +133,12 @@ class PagingDriver(SelfSchedulingDriver):
         self._modules["cache_allocator"].compute_block_hash = self._block_hash
         note_loaded("impl/transformers_paging/loading.py")
 
-    def _offloading_manager(self, alone: Values) -> Any:
+    def _offloading_manager(self, single_device: Values) -> Any:
         """Return the release's manager of host memory, which has as many blocks as the configuration says."""
         manager_class = self._modules["offloading_manager"].OffloadingManager
         blocks = self.config.swap
         sized = type("Manager", (manager_class,), {"_compute_num_cpu_sectors": lambda *_: blocks})
-        return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
+        return sized(self.cache, self.scheduler, 0.0, 0.0, None, single_device)
 
     def carry_out(self, command: EngineCommand) -> None:
         """Execute a command as ContinuousBatchProcessor and the manager's loop do. Raises CommandRefused."""
@@ -272,7 +268,8 @@ class PagingDriver(SelfSchedulingDriver):
     # -- facts ------------------------------------------------------------------------------------
 
     def _block(self, raw: int) -> int:
-        """Return our number for its number of a block: it has trash before, we have the null block."""
+        """Return our number of a block, from the release's: its pool begins with a trash sector, ours with
+        the null block."""
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:

@@ -249,8 +249,9 @@ def _continue_line(
 
 def _round_kinds(commands: tuple[Command, ...]) -> set[str]:
     """Return the kinds of rounds in a line. A mixed batch has decodes as well."""
-    several = any(isinstance(c, Extend) and len(c.lanes) > 1 for c in commands)
-    kinds = {type(c).__name__ for c in commands}.union(["Decode"] * several)
+    kinds = {type(command).__name__ for command in commands}
+    if any(isinstance(command, Extend) and len(command.lanes) > 1 for command in commands):
+        kinds.add("Decode")
     return kinds & {"Decode", "SpecDecode", "Launch"}
 
 

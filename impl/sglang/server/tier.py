@@ -56,9 +56,10 @@ def header(scheduler: Any) -> TierHeader:
 
 def pools_of(scheduler: Any) -> tuple[str, ...]:
     """Return the pools of both tiers, in the order of the host's."""
-    swa = scheduler.is_hybrid_swa
-    states = scheduler.tree_cache.supports_mamba()
-    return ("full", *("swa",) * swa, *("state",) * states)
+    exists = {
+        "full": True, "swa": scheduler.is_hybrid_swa, "state": scheduler.tree_cache.supports_mamba(),
+    }  # fmt: skip
+    return tuple(pool for pool, is_there in exists.items() if is_there)
 
 
 class _Submitted:

@@ -153,7 +153,8 @@ def test_stores_and_messages_are_no_schedule(line, same, monkeypatch):
 
     def replayed(system, trace):
         rows = tuple(Row(command, Done()) for command in trace.commands)
-        last_row = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
+        further_lines = (line,) if system is tree else ()
+        last_row = replace(rows[-1], tree=("r1 computes [0, 4)", *further_lines))
         return Run(trace, system.name, (*rows[:-1], last_row), None)
 
     monkeypatch.setattr(masking, "replay", replayed)
