@@ -159,7 +159,7 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     near = Nearest("2.0", 7)
     [missing] = used_names.not_given("engine", tmp_path, near)
     assert missing.what == "there is no always"  # the tree may be older than the new name
-    assert used_names.not_given("engine", tmp_path, near, renamed_checkout=["Class.always"]) == ()
+    assert used_names.not_given("engine", tmp_path, near, renamed=["Class.always"]) == ()
     assert used_names.not_given("engine", tmp_path, Nearest("1.0", 301)) == ()
     assert used_names.also_lost("engine", tmp_path, "1.0", missing.what).endswith("uses: read")
     (tmp_path / "b.py").write_text("always = read = new\n")
