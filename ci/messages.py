@@ -14,13 +14,7 @@ from ci.documents.bug_search import MESSAGES
 from impl.adapter import UnusableImplementation
 from impl.system_spec import SystemSpec, release_name
 from stateful_tests.lockstep import replays
-from stateful_tests.lockstep.known_faults import (
-    FOLDER,
-    KnownFault,
-    known_faults,
-    releases,
-    ways_of,
-)
+from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults, releases, ways_of
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.traces.trace_files import load
 

@@ -1,6 +1,6 @@
-"""Write what `impl.loading` knows of releases: their sketches, by which `nearest` finds the one that a
-checkout is nearest to, the names that adapters use of them (`used_names`), and the statements of the rules
-that adapters copy (`copied_rules`).
+"""Writes the data of `impl.loading` on releases: their sketches, by which `nearest` finds the release nearest
+to a checkout, the names that adapters use (`used_names`), and the statements of the rules that adapters copy
+(`copied_rules`).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
 are fetched. Run it when a release is added.
@@ -49,7 +49,7 @@ def names_of(record: Engine) -> used_names.NameSketch:
 
 
 def driven_files(record: Engine, root: Path) -> Iterator[str]:
-    """Return the files of a release whose lines count."""
+    """Return the files of a release that its sketch covers."""
     for pattern in record.sketched:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
@@ -71,8 +71,9 @@ def _release_root(release: str) -> Path:
 
 
 if __name__ == "__main__":
-    for of in map(engine, sys.argv[1:] or ENGINES):
-        (nearest.FOLDER / f"{of.name}.txt").write_text(nearest.sketch_text(sketch_of(of)), "ascii")
-        used_names.write(of.name, names_of(of))
-        if of.copied is not None:
-            of.copied.file.write_text(of.copied.rules_text(complete_roots(of)), "utf-8")
+    for record in map(engine, sys.argv[1:] or ENGINES):
+        sketch = nearest.sketch_text(sketch_of(record))
+        (nearest.FOLDER / f"{record.name}.txt").write_text(sketch, "ascii")
+        used_names.write(record.name, names_of(record))
+        if record.copied is not None:
+            record.copied.file.write_text(record.copied.rules_text(complete_roots(record)), "utf-8")

@@ -247,7 +247,7 @@ class StatesView(msgspec.Struct):
     free: as they stand in the free list.
     stamps: of each slot, the `chain` of the tokens that were folded into what it holds
         (reference.recurrent_states), 0 for none.
-    requests, sessions: who has a slot, a session also while it is lent.
+    requests, sessions: the slot of each holder; a session has its slot also while it is lent.
     read: of each request of the last batch the stamp of the state it went on from, 0 of an empty one.
     buffers: more slots of who has one, for states that are kept for the tree while its own goes on.
     tracked: which of them hold such a state now, each with the tokens after which it is.

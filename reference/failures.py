@@ -135,7 +135,7 @@ class AtBlock(NamedTuple):
 class AtChunk(NamedTuple):
     """A chunk of host memory.
 
-    slot: the one that is wrong (tokens from its first).
+    slot: the wrong slot (tokens from the chunk's first).
     """
 
     chunk: int

@@ -121,7 +121,7 @@ _EMPTY = Tree(1, None)  # nothing to evict
 def with_room(
     state: State, pages: int, swa_pages: int, effects: Effects, states: int = 0
 ) -> State | Reason:
-    """Return the state with so many free pages in each pool, and free slots of recurrent state: exactly
+    """Return the state with that many free pages in each pool, and free slots of recurrent state: exactly
     what is missing is evicted. Returns the reason where that is impossible.
 
     Whatever no lock pins is evictable: a node without a lock has none below it.

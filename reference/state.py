@@ -1,4 +1,4 @@
-"""State: who owns which page of which pool, by role and position, never by slot id.
+"""State: the owner of each page of each pool, by role and position, never by slot id.
 
 Everything here is an immutable value that compares and hashes by content. A holder (a session with
 its running turn, or an ordinary request) owns full pages [R/P, ceil(A)/P) and SWA pages

@@ -72,7 +72,7 @@ def _timed_methods() -> Iterator[tuple[type, str, str]]:
     for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
     for kind in KINDS.values():
-        yield lockstep_of(kind), "_look", "driving: facts of a view"
+        yield lockstep_of(kind), "_read_facts", "driving: facts of a view"
     yield AnyLockstep, "_judge", "driving: tallies"
     yield WorkerSystem, "_ask", _WIRE
 

@@ -40,7 +40,8 @@ def check(
     rows: list[Data] = []
     try:
         for spec in systems:
-            rows.append(row := _check_release(spec, check_one))
+            row = _check_release(spec, check_one)
+            rows.append(row)
             if row["check"] is not None and detailed:
                 check_text.check(out.console, row["check"], detailed=True)
                 out.console.print()

@@ -11,14 +11,7 @@ import click
 from ci.commands.options.worker_options import parallel_options
 from ci.commands.options.name_lists import list_rows, similar_names
 from ci.commands.saved_traces import Saved, save_option, save_traces
-from ci.commands.shared import (
-    ReportOut,
-    SystemSelector,
-    Unusable,
-    json_option,
-    system_options,
-    unusable,
-)
+from ci.commands.shared import ReportOut, SystemSelector, Unusable, json_option, system_options, unusable
 from stateful_tests.lockstep.exit_codes import ending, gravest
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ class LogReadings:
         return new
 
     def read(self) -> None:
-        """Read all logs that are there."""
+        """Read all existing logs."""
         for reading in self.new_readings():
             reading.read()
 

@@ -78,8 +78,10 @@ def save_traces(
 
     for group, finding_data in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(finding_data["clauses"], report.findings_to_save(group), strict=True):
-            name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
+        for clause, finding in zip(
+            finding_data["clauses"], report.findings_to_save(group), strict=True
+        ):
+            name, trace = report.trace_to_save(finding.name, finding.run.trace, finding.run.system)
             path = Path(folder, name)
             try:
                 if trace.commands not in saved:
@@ -116,9 +118,9 @@ class Saved:
         self._folder = folder
         self._say = say
         self._base = base
-        self._there: dict[Path, Trace] = {}
-        self._said: set[str] = set()
-        self._unsaid: set[Path] = set()
+        self._saved: dict[Path, Trace] = {}
+        self._reported: set[str] = set()
+        self._unreported: set[Path] = set()
 
     def __call__(
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
@@ -136,35 +138,35 @@ class Saved:
         for first, *also in together.values():
             name, trace = report.trace_to_save(first, traces[first], self._system)
             path = Path(self._folder, name)
-            if self._there.get(path) != trace:
+            if self._saved.get(path) != trace:
                 try:
                     trace_files.save(trace, path)
                 except (OSError, trace_files.TraceError):
                     continue  # the report says so
-                if path not in self._there:
-                    self._unsaid.add(path)
-                self._there[path] = trace
+                if path not in self._saved:
+                    self._unreported.add(path)
+                self._saved[path] = trace
             compared = [standings[clause] for clause in (first, *also) if clause in standings]
-            if path in self._unsaid and (self._base is None or len(compared) == 1 + len(also)):
-                self._unsaid.remove(path)
+            if path in self._unreported and (self._base is None or len(compared) == 1 + len(also)):
+                self._unreported.remove(path)
                 self._report([first, *also], compared)
 
     def _report(self, clauses: list[str], standings: list[Standing]) -> None:
         """Report findings that were not reported before. No file is named: a smaller trace may replace
         the trace, under another name."""
-        if not {*clauses} <= self._said:
+        if not {*clauses} <= self._reported:
             labels = {"NEW": ", NEW against ", "KNOWN": ", also in "}
-            [*of_all] = {standing.name for standing in standings}
-            against = labels.get(of_all[0], "") if len(of_all) == 1 else ""
-            against_base = f"{against}{self._base}" if against else ""
+            names = {standing.name for standing in standings}
+            label = labels.get(names.pop(), "") if len(names) == 1 else ""
+            against_base = f"{label}{self._base}" if label else ""
             found = f"found {', '.join(clauses)}{against_base}"
             self._say(f"{found}: a trace is saved in {self._folder}, and is being minimised")
-            self._said |= {*clauses}
+            self._reported |= {*clauses}
 
     def tidy(self, reports: list[Data]) -> None:
         """Remove intermediate files that are part of another file now."""
         if any(found.get("not_saved") for found in reports):
             return  # a full disk: what lies there is all that there is
         reported = {Path(clause["saved"]) for found in reports for clause in found["clauses"]}
-        for path in self._there.keys() - reported:
+        for path in self._saved.keys() - reported:
             path.unlink(missing_ok=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
+    from ci import Data
+    from ci.report.progress_line import Progress
+    from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun
     from stateful_tests.watched.servers.served_run import ServedRun
 
@@ -110,21 +114,20 @@ def validate(
         raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
     readings = LogReadings(logs, release)
     reports = []
+    shows_at_once = follow and out.file is None
     if follow:
-        at_once = out.file is None
         readings.follow(
-            partial(log_reports.show_at_once, out.console) if at_once else None,
+            partial(log_reports.show_at_once, out.console) if shows_at_once else None,
             lambda each: log_reports.print_beginning(out.console, each.log.name, each.log.header),
         )
     else:
         readings.read()
     readings.join()
-    for reason in (reasons := [*readings.no_logs.values()]):
-        if not readings.logs:
-            raise Unusable(reason)
-        note(reason)
+    reasons = [*readings.no_logs.values()]
     if not readings.logs:
-        raise Unusable(f"{logs[0]}: {NO_LOG}")
+        raise Unusable(reasons[0] if reasons else f"{logs[0]}: {NO_LOG}")
+    for reason in reasons:
+        note(reason)
     for reading in readings.logs.values():
         read = reading.validator
         log = reading.log
@@ -142,7 +145,7 @@ def validate(
         data["unreadable"] = reading.unreadable
         reports.append(data)
         log_reports.print_log_report(
-            out.console, data, shown=follow and out.file is None, verbose=verbose,
+            out.console, data, shown=shows_at_once, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
     data = log_reports.validations(reports, strict, reasons)
@@ -226,7 +229,6 @@ def serve_check(
     keep for them are checked instead of a log.
     """
     from ci.report import server_reports
-    from ci.report.progress_line import Progress
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
@@ -258,46 +260,61 @@ def serve_check(
             )
         runner = WholeScheduler(environment.python_of(release), root)
         before = _base_to_compare(release, sglang_path, base)
-    reported: set[str] = set()
-    opinions: dict[str, str] = {}
+    folder = Path(save_dir)
     try:
         with unusable(f"--impl {impl}: "):
             if run is not None:
-                judged = scheduler_runs.judge(runner, run, before)
-                judged_by_key = {finding.key: judged for finding in judged.findings}
-                result = scheduler_runs.Served(
-                    release, run.seed, 1, judged.outcome.forwards, found=judged_by_key
-                )
-                if canary and run.config.pair:
-                    raise Unusable("--canary: looks at one server; the run is of a pair")
-                if canary:
-                    opinions = scheduler_runs.second_opinion(runner, judged)
+                data = _judge_again(runner, run, before, canary=canary)
             else:
-                with Progress() as progress:
-
-                    def keep(judged: JudgedRun) -> None:
-                        path = server_reports.save(Path(save_dir), judged)
-                        if path not in reported:
-                            progress.say(f"found {judged.run.key}: {path}")
-                        reported.add(path)
-
+                with _saving_findings(folder) as (progress, keep):
                     result = scheduler_runs.check(
                         runner, release, seed, runs, fixed=fixed_fields, count=clients, impatient=impatient,
                         limit_s=time_limit, before=before, say=progress, keep=keep,
                     )  # fmt: skip
+                data = server_reports.served_report(result, folder, runs, {})
     finally:
         runner.close()
         if before is not None:
             before.runner.close()
-    if run is None:
-        folder = Path(save_dir)
-        planned = runs
-    else:
-        folder = None
-        planned = 1
-    data = server_reports.served_report(result, folder, planned, opinions)
     server_reports.served_text(out.console, data)
     return out.end(data)
+
+
+@contextmanager
+def _saving_findings(folder: Path) -> Iterator[tuple[Progress, Callable[[JudgedRun], None]]]:
+    """Yield a progress line, and a function that saves a run with a finding and reports its file once."""
+    from ci.report import server_reports
+    from ci.report.progress_line import Progress
+
+    reported: set[str] = set()
+    with Progress() as progress:
+
+        def keep(judged: JudgedRun) -> None:
+            path = server_reports.save(folder, judged)
+            if path not in reported:
+                progress.say(f"found {judged.run.key}: {path}")
+            reported.add(path)
+
+        yield progress, keep
+
+
+def _judge_again(
+    runner: WholeScheduler, run: ServedRun, before: Before | None, *, canary: bool
+) -> Data:
+    """Repeat a saved run and return its report.
+
+    canary: ask SGLang's own KV canary, too.
+    """
+    from ci.report import server_reports
+    from stateful_tests.watched.servers import scheduler_runs
+
+    judged = scheduler_runs.judge(runner, run, before)
+    if canary and run.config.pair:
+        raise Unusable("--canary: looks at one server; the run is of a pair")
+    opinions = scheduler_runs.second_opinion(runner, judged) if canary else {}
+    found = {finding.key: judged for finding in judged.findings}
+    result = scheduler_runs.Served(run.release, run.seed, 1, judged.outcome.forwards, found=found)
+    return server_reports.served_report(result, None, 1, opinions)
 
 
 def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Before | None:
@@ -359,6 +376,7 @@ def _check_live_server(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)
     )
     asking = random_clients.clients(choices, smaller, count=clients)  # nobody has to wait for ever
+    keep = Path(save_dir) / f"serve-live-{release}-{seed}"
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live_server.watch_live(
         lambda folder: LiveServer(python, config, folder, root),
@@ -367,7 +385,7 @@ def _check_live_server(
         seed,
         limit_s,
         lambda line: click.echo(line, err=True),
-        keep := Path(save_dir) / f"serve-live-{release}-{seed}",
+        keep,
     )
     data = server_reports.live_report(run, seed, keep)
     server_reports.lived_text(out.console, data)

@@ -39,8 +39,8 @@ class CheckOptions(NamedTuple):
 
     make_executor: called with the needs of the system.
     since: the git revision of --since.
-    html: pages too.
-    other_ways: drive other ways in which changed functions run as well.
+    html: save a page beside each trace.
+    other_ways: drive other ways in which changed functions run, too.
     """
 
     make_executor: Callable[..., Any]
@@ -53,8 +53,8 @@ class CheckOptions(NamedTuple):
 
 @dataclass
 class InterruptGuard:
-    """Notes a KeyboardInterrupt before the plan begins. A clause in `reported` swallows it, so that the
-    report is still made."""
+    """Notes a KeyboardInterrupt before the plan begins, and suppresses it if a clause is reported already, so
+    that the report is still made."""
 
     reported: Collection[str]
     interrupted: bool = False
@@ -68,7 +68,7 @@ class InterruptGuard:
 
 
 def check_system(
-    selector: SystemSelector, requested_plan: Plan, how: CheckOptions
+    selector: SystemSelector, requested_plan: Plan, options: CheckOptions
 ) -> tuple[Data, Saves]:
     """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
@@ -81,17 +81,17 @@ def check_system(
 
     began = time.monotonic()
     with ExitStack() as opened:
-        base, system = base_choice.with_system(how.base, selector, how.since, opened)
+        base, system = base_choice.with_system(options.base, selector, options.since, opened)
         before = None if base is None else base.system
         early: dict[str, Run] = {}  # clause -> the run that showed it
-        cut_short = InterruptGuard(early)
-        changed = _find_changes(system, selector, base, requested_plan, how, early, cut_short)
+        interrupt_guard = InterruptGuard(early)
+        changed = _find_changes(system, selector, base, requested_plan, options, early, interrupt_guard)
         others = None
         engine_ways = way_map(system_spec(system).engine)
         if changed is not None:
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
             requested_plan = replace(requested_plan, first=changed.first, favoured=favoured)
-            others = _plan_other_ways(system, changed, requested_plan) if how.other_ways else None
+            others = _plan_other_ways(system, changed, requested_plan) if options.other_ways else None
         if others is not None:
             requested_plan = others.plan
         plan = check_plans.for_system(requested_plan, system)
@@ -99,13 +99,13 @@ def check_system(
         cuda = selector.device == "cuda"
         worker_system = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
-            how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
+            options.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
         ):
-            saved = Saved(system.name, how.save_dir, progress.say, base and base.name)
+            saved = Saved(system.name, options.save_dir, progress.say, base and base.name)
             with unusable(f"--impl {selector.spec}: "):
                 masks = []
-                with cut_short:
+                with interrupt_guard:
                     for mask in known.masks(system, before):
                         masks.append(mask)
                         progress.line(mask.line)
@@ -116,7 +116,7 @@ def check_system(
                 result = campaign.run(
                     system, requested_plan, progress, before,
                     executor=executor, named=worker_system, found=saved, masks=masks,
-                    early=list(early.values()), interrupted=cut_short.interrupted, began=began,
+                    early=list(early.values()), interrupted=interrupt_guard.interrupted, began=began,
                     lookup=releases,
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
@@ -124,16 +124,16 @@ def check_system(
         reports: list[Data] = []
         saves: list[Saves] = []
         if others is not None:
-            _drive_ways(result, others, selector, system, how, reports, saves)
+            _drive_ways(result, others, selector, system, options, reports, saves)
         if changed is not None:
             loaded = engine_ways.rest_loaded_in(changed.missed, result.ways)
             changed = changed.also_called(_functions_called(reports) | loaded)
-            if how.other_ways:  # the report of another way lists none: it need not call all changes
+            if options.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))
                 had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
-                for way, of_way in zip(result.ways, reports):
-                    machines = (machine for machine in of_way["machines"] if machine["examples"])
+                for way, way_report in zip(result.ways, reports):
+                    machines = (machine for machine in way_report["machines"] if machine["examples"])
                     had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
                     engine_ways.function_text(missed, spec.way, undriven, had) for missed in changed.missed
@@ -153,7 +153,7 @@ def check_system(
         data |= {"ways": reports, "exit_code": gravest(endings)}
 
     def save() -> None:
-        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
+        save_traces(result.findings, data["findings"], options.save_dir, selector.options, options.html)
         saved.tidy(data["findings"])
         for save_way in saves:
             save_way()
@@ -165,10 +165,10 @@ def _find_changes(
     system: AnySystem,
     selector: SystemSelector,
     base: Base | None,
-    plan_asked: Plan,
-    how: CheckOptions,
+    requested_plan: Plan,
+    options: CheckOptions,
     early: dict[str, Run],
-    cut_short: InterruptGuard,
+    interrupt_guard: InterruptGuard,
 ) -> Changes | None:
     """Return the functions that changed since --since, or since the base if it is a commit of the
     checkout's history. None: there is no such revision, or an interrupt.
@@ -182,12 +182,12 @@ def _find_changes(
     from stateful_tests.check.trees.way_measurement import functions_of_plan
 
     commit = base.commit if base is not None else ""
-    if how.since is None and not commit:
+    if options.since is None and not commit:
         if selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         return None
-    plan = check_plans.for_system(plan_asked, system)
+    plan = check_plans.for_system(requested_plan, system)
     noted_clauses = set[str]()
     before = None if base is None else base.system
 
@@ -200,13 +200,13 @@ def _find_changes(
         early[violation.clause] = run
         note(report.violation_line(run, "" if before is None else before.name))
 
-    revision = how.since or (base.name if base is not None else "")
+    revision = options.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
     spec = system_spec(system)
     engine_ways = way_map(spec.engine)
     own_way = spec.way
-    with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
+    with unusable(f"--since {revision:.80}: ", ValueError), interrupt_guard:
         lines = [
             line
             for mode in plan.modes or system.capabilities.modes
@@ -228,7 +228,7 @@ def _find_changes(
     if not wanted:
         return changed
     plan = replace(plan, favoured=engine_ways.calls_rarely(wanted))
-    with unusable(f"--impl {selector.spec}: "), cut_short:
+    with unusable(f"--impl {selector.spec}: "), interrupt_guard:
         return changed.also_called(functions_of_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
     return changed  # interrupted
 
@@ -260,14 +260,14 @@ def _drive_ways(
     others: OtherWays,
     selector: SystemSelector,
     system: AnySystem,
-    how: CheckOptions,
+    options: CheckOptions,
     reports: list[Data],
     saves: list[Saves],
 ) -> None:
     """Drive other ways in which changed functions run, until something is found. The result of the
     check gets the findings of each, and the ways that were not driven."""
     plain = SystemSpec(system_spec(system).engine)
-    base_name = how.base
+    base_name = options.base
     if base_name is not None and base_name.startswith(f"{plain}=="):
         base_name = str(SystemSpec.parse(base_name).in_way(""))
     stops = bool(result.new) or result.interrupted
@@ -279,8 +279,8 @@ def _drive_ways(
             continue
         note(f"drives {other.spec} as well: what changed runs there")
         try:
-            options = how._replace(other_ways=False, base=base_name)
-            data, save = check_system(other, others.each, options)
+            way_options = options._replace(other_ways=False, base=base_name)
+            data, save = check_system(other, others.each, way_options)
         except Unusable as error:
             result.not_driven[way] = str(error)
             continue

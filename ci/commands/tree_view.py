@@ -20,7 +20,7 @@ from ci.commands.shared import ReportOut, json_option, unusable
 def tree(out: ReportOut, trace: str, step: int | None) -> int:
     """Draw the radix tree at a step of a trace.
 
-    It is the tree of the reference: who pins what, what is evicted first.
+    It is the tree of the reference: the locks on each node, and the order of eviction.
     """
     loaded = load_trace(trace)
 

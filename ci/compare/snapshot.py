@@ -14,17 +14,7 @@ from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
 from reference.geometry import Geometry
-from reference.state import (
-    IN_BATCH,
-    ZERO,
-    Cursors,
-    Request,
-    State,
-    free,
-    full_pages,
-    holders,
-    swa_pages,
-)
+from reference.state import IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.run_moments import Moment
 from stateful_tests.lockstep.run_results import Run

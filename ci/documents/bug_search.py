@@ -278,8 +278,9 @@ def _phrase_scores(
     """
     if not phrases:
         return {}
-    each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)
-    fts_query = f"{within}({' OR '.join(each)})"
+    suffix = "*" if begins else ""
+    quoted = (f'"{" ".join(_tokens(phrase))}"{suffix}' for phrase in phrases)
+    fts_query = f"{within}({' OR '.join(quoted)})"
     weights = ", ".join(map(str, _WEIGHTS.values()))
     rows = index.execute(
         f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (fts_query,)

@@ -111,6 +111,7 @@ def collect() -> Data:
     requests, sessions = lives.edges(lives.transitions(LIVES))
     example = fixtures[EXAMPLE]
     cached = _draw_cached_row()
+    families = _family_data()
     return {
         "version": model.SPEC_VERSION,
         "example": EXAMPLE,
@@ -127,7 +128,7 @@ def collect() -> Data:
         ],
         "commands": [_command_data(RULES[kind], fixtures) for kind in COMMANDS],
         "tree": _tree_drawings(),
-        "families": (families := _family_data()),
+        "families": families,
         "clauses": [
             _clause_data(clause, shown_by, fixtures) for f in families for clause in f["clauses"]
         ],

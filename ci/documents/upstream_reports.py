@@ -1,4 +1,4 @@
-"""Reports of upstream that somebody has looked for, and whether they were shown, from reported.toml."""
+"""Upstream's reports from reported.toml, and whether kvspec shows each."""
 
 from __future__ import annotations
 

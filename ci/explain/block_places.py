@@ -62,11 +62,13 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             is_named = any(published.block == block for published in facts.published)
             entries = m.step.entries.get(block, ()) if m.step is not None else ()
             owners = [Fact(entry[0], _holder_facts(AtTable(*entry), m)) for entry in entries]
-            return free + [Fact("", "is named by the prefix cache")] * is_named + owners
+            named = [Fact("", "is named by the prefix cache")] if is_named else []
+            return free + named + owners
         case AtChunk(chunk) if facts.host is not None:
             is_named = any(key.chunk == chunk for key in facts.host.keys)
             free = [Fact("", "is free", "was free")] if chunk in facts.host.free else []
-            return free + [Fact("", "is named by a hash", "was named by a hash")] * is_named
+            named = [Fact("", "is named by a hash", "was named by a hash")] if is_named else []
+            return free + named
         case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
             fact = facts.requests[who]
             blocks = count_text(sum(1 for table in fact.tables for block in table if block), "block")

@@ -1,4 +1,5 @@
-"""Since when each place is as it is, until when it was otherwise, and who else has it: for all clauses."""
+"""Explains each place of a failure, for all clauses: since when it has its value, what it had before, and
+its other owners."""
 
 from __future__ import annotations
 

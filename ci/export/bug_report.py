@@ -154,8 +154,8 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
 
 
 def _known_fault(name: str, source: str) -> str:
-    """Return the paragraph on a known fault. Notes on who searched what stay out: it is for
-    upstream's readers."""
+    """Return the paragraph on a known fault. It leaves out notes on the search: it is for upstream's
+    readers."""
     fault = known_faults()[name]
     numbers = ", ".join(f"#{number}" for number in fault.reports or fault.cause)
     where = source

@@ -126,4 +126,4 @@ def _block_assertions(now: EngineMoment, clause: str, block: int) -> list[str]:
         "PUB-2": f"self.assertEqual(engine.mapped({block}), int({block_lookup}.block_hash is not None))",
     }
     lines["STA-3"] = lines["PUB-1"]
-    return [line] if (line := lines.get(clause)) else []
+    return [lines[clause]] if lines.get(clause) else []

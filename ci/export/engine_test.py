@@ -70,9 +70,8 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
 
 def _definitions(*, connects: bool) -> str:
     engine = _source_from(stand_ins.__file__, "\n\nclass Values")
-    engine += _source_from(bare_scheduler.__file__, "\n\nclass No") + _source_from(
-        TEMPLATES / "stand_in_engine.py.j2"
-    )
+    engine += _source_from(bare_scheduler.__file__, "\n\nclass No")
+    engine += _source_from(TEMPLATES / "stand_in_engine.py.j2")
     if not connects:
         return engine
     reads = _source_from(optional.__file__, "\n\ndef optional")
@@ -180,7 +179,7 @@ def unit_test(
     system: VLLMSystem,
     fixed: ReleaseTarget | None = None,
     named: Titles = GENERATED_TITLES,
-    beside: bool = False,
+    shares_module: bool = False,
 ) -> str:
     """Return the text of a test that performs the trace on the scheduler of `system`; see
     `ci.export.unit_test`."""
@@ -195,12 +194,12 @@ def unit_test(
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")
-    reported = dict(
-        zip(violation.clauses, [(violation.expected, violation.observed), *violation.details])
-    )
-    # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
+    details = [(violation.expected, violation.observed), *violation.details]
+    reported = dict(zip(violation.clauses, details))
+    # The test asserts the first clause on facts of the scheduler or its pool.
     headline = trace.clause if trace.clause in reported else violation.clause
-    steps = list(notes := _Steps(run, system))
+    notes = _Steps(run, system)
+    steps = list(notes)
     if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))
@@ -230,7 +229,7 @@ def unit_test(
     if "adapter_of(" in code:
         group_kinds.append("adapter_of")
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(group_kinds)}"
-    if not beside:
+    if not shares_module:
         needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
     text = assemble(
         trace, file, clause, trace.commands[violation.step], needed, code, named,
@@ -255,7 +254,8 @@ def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
         (g.block_size, g.window, True) if g.state else (g.block_size, g.window)
         for g in config.groups
     ]
-    arguments = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
+    arguments = [f"groups={groups}"]
+    arguments += [f"{way}=True" for way in ("overlap", "v2") if getattr(system, way)]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             arguments.append(f"{field.name}={value}")
@@ -282,7 +282,7 @@ class _Steps:
         self.sent = 0
         self.loaded = LoadedWeights()
         self.small: dict[int, int] = {1: 1}  # the stop token is one
-        # of each entry: what it computes, and the token of its request's text behind that
+        # For each entry: the tokens that it computes, and the next token of its request's text.
         self.flights: deque[list[tuple[Lane, list[int], Sequence[int]]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
@@ -312,18 +312,16 @@ class _Steps:
             case Abort(name):
                 yield f'engine.abort("{name}")'
             case ResetCache(running):
-                yield f"engine.reset({'reset_running_requests=True' * running})"
+                yield f"engine.reset({'reset_running_requests=True' if running else ''})"
             case Schedule():
                 yield "engine.schedule()"
                 notes = moment.step.lanes if moment.step is not None else []
                 texts = [_expected_tokens(note) for note in notes]
                 if notes:
-                    self.flights.append(
-                        [
-                            (note.lane, text, note.text[len(text) : len(text) + 1])
-                            for note, text in zip(notes, texts)
-                        ]
-                    )
+                    self.flights.append([
+                        (note.lane, text, note.text[len(text) : len(text) + 1])
+                        for note, text in zip(notes, texts)
+                    ])  # fmt: skip
                 for note, text in zip(notes, texts):
                     request = note.lane.request
                     start = note.lane.start

@@ -165,8 +165,10 @@ def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tu
     servers = [replace(sizes, tree=False), replace(sizes, window=None, swa_pages=0), sizes]
     parameters = (
         "page_size, rows, width, full_tokens, swa_tokens=None, window=None, tree=False, spec=False,"
-        "\n        settings=(), bigram=False," + " host=None, policy=None," * host
+        "\n        settings=(), bigram=False,"
     )
+    if host:
+        parameters += " host=None, policy=None,"
     source = _render(
         system, {*_versions_alike(versions)}, servers, host=host, parameters=parameters,
         **dict.fromkeys(features, True),

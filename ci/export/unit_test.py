@@ -142,15 +142,14 @@ def unit_test(
     system: SGLangSystem | TierSystem,
     fixed: ReleaseTarget | None = None,
     named: Titles = GENERATED_TITLES,
-    beside: bool = False,
+    shares_module: bool = False,
 ) -> str:
-    """Return the text of a test that performs the trace on the classes of `system`, which records its
-    calls.
+    """Return the text of a test that performs the trace on the classes of `system`, which records its calls.
 
-    It asserts the expectation of the violated clause.
+    It asserts the expectation of the violated clause. Raises NotExportable, UnusableImplementation.
+
     fixed: a system on which it passes.
-    beside: its server is in the module that `shared_module` makes. Raises NotExportable,
-        UnusableImplementation.
+    shares_module: its server is in the module that `shared_module` makes.
     """
     versions = _versions(system, fixed)
     lines_of_start(trace.geometry, "")  # raises what it can before the run
@@ -177,7 +176,7 @@ def unit_test(
     body += ["", "# the results that are still to come", *late] if late else []
     body += with_message(asserts.assertions, failure_message(clause, wanted, system.name, observed))
     code = "\n".join([*lines_of_start(trace.geometry, "\n".join(body)), "", *body])
-    if beside:
+    if shares_module:
         needed = imports(code, system, versions)
     else:
         needed = definitions(code, run.geometry, system, versions, sessions=sessions)

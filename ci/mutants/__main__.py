@@ -82,7 +82,8 @@ def mutants(
         try:
             with closing(judged):
                 for number, (mutant, noticed) in enumerate(zip(to_judge, judged), 1):
-                    rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
+                    row = _row(mutant, accepted.get(mutant.name, ""), noticed)
+                    rows.append(row)
                     if noticed.by and (area := mutant_judges.area_of(mutant)):
                         areas[area] = None
                     if row["verdict"] == "survived":

@@ -290,10 +290,10 @@ def put_in(mutant: Mutant) -> None:
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
         elif type(thing) is FunctionType and thing.__code__.co_filename == file:
-            if _is_same_function(old := thing.__code__, mutant):  # a `super()` may be gone
-                thing.__code__ = (
-                    new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
-                )
+            old = thing.__code__
+            if _is_same_function(old, mutant):
+                # A `super()` may be gone, and with it the free variables.
+                thing.__code__ = new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
                 replaced = True
     if not replaced:
         raise RuntimeError(f"{mutant.name}: nobody has this function")

@@ -26,7 +26,7 @@ _SWAPPED = {
     "any": "all",
     "ceil_page": "floor_page",
     "ceil": "floor",
-    "larger": "smaller",
+    "maximum": "minimum",
 }
 _SWAPPED |= {b: a for a, b in _SWAPPED.items()}
 _DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Continue, ast.Break)
@@ -241,7 +241,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield orelse
         case ast.Call(ast.Name(name) | ast.Attribute(attr=name), arguments) if name in _SWAPPED:
             yield ast.Call(_with_function(node.func, _SWAPPED[name]), arguments, node.keywords)
-            if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
+            if len(arguments) == 2 and name in ("min", "max", "maximum", "minimum"):
                 yield from arguments
 
 

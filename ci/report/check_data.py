@@ -33,12 +33,13 @@ def check_data(
     masks: the known faults of the release.
     changed: functions that are driven first.
     """
+    ran = list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
         "implementation": result.system,
         **fields_of(result, "tier seed"),
-        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
+        "presets": ran,
         "presets_fitted": _fitted_sizes(result),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],

@@ -49,7 +49,7 @@ class Progress:
         self.line(f"{work}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
-        """Print the present work, unless a line was printed a moment ago."""
+        """Print a line on the present work, unless one was printed less than an interval ago."""
         now = time.monotonic()
         interval_s = EVERY_S if self._live is None else REFRESH_S
         if now - self._reported_at < interval_s:

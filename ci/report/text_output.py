@@ -116,16 +116,16 @@ def _plain_listing(
     """Print a listing as plain lines: a row is one line, for grep. Where rows are wider than the
     console, the widest columns are below them: those with sentences, then of the `short` ones the
     widest."""
-    beside = keys
+    shown_keys = keys
     if max(map(len, _column_lines(columns, cells, keys))) > out.width:
-        beside = [*short] or keys[:1]
-    while beside[1:] and max(map(len, _column_lines(columns, cells, beside))) > out.width:
-        beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
-    heading, *lines = _column_lines(columns, cells, beside)
+        shown_keys = [*short] or keys[:1]
+    while shown_keys[1:] and max(map(len, _column_lines(columns, cells, shown_keys))) > out.width:
+        shown_keys.remove(max(shown_keys[1:], key=lambda key: max(map(len, cells[key]))))
+    heading, *lines = _column_lines(columns, cells, shown_keys)
     say(out, heading, whole=True)
     for index, line in enumerate(lines):
         say(out, line, whole=True)
-        for key in (key for key in keys if key not in beside and cells[key][index]):
+        for key in (key for key in keys if key not in shown_keys and cells[key][index]):
             for text in wrap(labels[key] + cells[key][index], out.width - 4):
                 say(out, f"    {text}", whole=True)
 

@@ -205,12 +205,7 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     return self.free_start(target)
 
 
-@bug(
-    "release-splits-a-page",
-    "OWN-2",
-    "a row is freed in two parts that meet inside a page",
-    modes=FREE_ONLY,
-)
+@bug("release-splits-a-page", "OWN-2", "a row is freed in two parts that meet inside a page", modes=FREE_ONLY)
 class _ReleaseSplitsAPage(TorchKV):
     """A page is in the free list twice. What a window eviction has passed is freed in the full pool alone,
     the rest in both, each part in whole pages: the page that the frontier falls into belongs to both. Visible

@@ -80,7 +80,8 @@ class LMDeployDriver(EngineFacts):
             raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
         if geometry.drafts and (more or group.window is not None):
             raise UnusableImplementation("lmdeploy: drafts go with full attention alone")
-        self.clear(size := group.block_size)
+        size = group.block_size
+        self.clear(size)
         self.config = geometry
         self._states = CheckpointedStates(geometry)
         slots = self._states.blocks * size

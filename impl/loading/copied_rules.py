@@ -23,10 +23,10 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 class CopiedRule(NamedTuple):
     """A rule that the driver copies.
 
-    files: where releases have it.
-    functions: patterns of its methods.
-    moves: names, one of which a statement has that counts.
-    copy: where the copy is, and why it is none of the tree's own.
+    files: files of a release that contain it.
+    functions: patterns of the names of its functions.
+    moves: names; a statement counts if it contains one of them.
+    copy: where the copy is, and why the driver does not run the tree's own function.
     """
 
     files: tuple[str, ...]
@@ -48,7 +48,7 @@ class CopiedRules(NamedTuple):
         """Return, for each rule, the statements of the tree under `root` that no release has; rules without
         any are left out."""
         differing: dict[str, list[str]] = {}
-        known = _read(self.file)
+        known = _read_statements(self.file)
         for name, rule in self.rules.items():
             texts = dict.fromkeys(statements(root, rule))
             if new := [text for text in texts if (name, text) not in known]:
@@ -79,29 +79,30 @@ def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
         file = root / name
         if file.is_file():
             with python_of(root, name):
-                found = _of_text(file.read_text(encoding="utf-8"), rule.functions, rule.moves)
+                found = _moving_statements(file.read_text(encoding="utf-8"), rule.functions, rule.moves)
             yield from found
 
 
 @lru_cache(maxsize=256)  # most files of another tree are the same
-def _of_text(text: str, functions: tuple[str, ...], moves: tuple[str, ...]) -> tuple[str, ...]:
+def _moving_statements(text: str, functions: tuple[str, ...], moves: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the statements that contain one of `moves`, in the functions of a text with these names."""
     return tuple(
         statement
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef)
         and any(fnmatchcase(node.name, pattern) for pattern in functions)
-        for statement in _moving(node, moves)
+        for statement in _statements_with(node, moves)
     )
 
 
 @lru_cache(maxsize=4)
-def _read(file: Path) -> set[tuple[str, str]]:
+def _read_statements(file: Path) -> set[tuple[str, str]]:
     """Return the statements of all releases with their rules."""
     parts = [line.partition(" | ") for line in file.read_text(encoding="utf-8").splitlines()]
     return {(name, text) for name, _, text in parts}
 
 
-def _moving(function: ast.FunctionDef, moves: tuple[str, ...]) -> Iterator[str]:
+def _statements_with(function: ast.FunctionDef, moves: tuple[str, ...]) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, _SIMPLE):
             text = " ".join(ast.unparse(node).split())

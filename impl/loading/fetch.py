@@ -85,7 +85,8 @@ def complete(root: Path, unpacked: Callable[[Path, Path], None]) -> None:
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
-            unpacked(Path(work), whole := Path(work) / "unpacked")
+            whole = Path(work) / "unpacked"
+            unpacked(Path(work), whole)
             new = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
             shutil.copytree(
                 root, whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")

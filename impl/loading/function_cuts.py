@@ -1,6 +1,6 @@
 """Functions cut out of a release's files, where the rest of a file is a server that nobody needs.
 
-A large file is parsed once: what was made of it is kept beside its bytecode, where Python keeps that.
+A large file is parsed once: the product is cached beside the file's bytecode.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     """Return functions (`name`, or `Class.name`) cut out of a file and compiled by themselves in `env`.
 
-    What else stands in the file is neither imported nor run. Names that are not there are left out.
+    The rest of the file is neither imported nor run. Names that the file lacks are left out.
     """
     code, owners = _load_or_make(
         path, "cut", sorted(names), lambda text: _compile_functions(text, path, names)
@@ -125,19 +125,22 @@ _MAKER = Path(__file__).read_bytes() + importlib.util.MAGIC_NUMBER
 
 
 def _load_or_make(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -> Any:
-    """Return what `make` makes of the text of a file, which marshal can write.
+    """Return the product of `make` for the text of a file, from the cache if it is there.
 
-    It is made anew where the file, this module or Python differ from what it was made of. Nothing is kept
-    where Python writes no bytecode, or where the folder cannot be written.
+    The product is made again after the file, this module or Python has changed. It is not cached where Python
+    writes no bytecode, or where the folder cannot be written.
+
+    kind, names: tell the products of one file apart.
+    make: returns a product that marshal can write.
     """
     source = path.read_bytes()
     digest = hashlib.sha256(b"\0".join((_MAKER, str(path).encode(), source))).digest()
-    of_names = hashlib.sha256("\0".join((kind, *names)).encode()).hexdigest()[:16]
-    file = Path(importlib.util.cache_from_source(str(path), optimization=f"kvspec{of_names}"))
+    key = hashlib.sha256("\0".join((kind, *names)).encode()).hexdigest()[:16]
+    file = Path(importlib.util.cache_from_source(str(path), optimization=f"kvspec{key}"))
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-        kept = file.read_bytes()
-        if kept.startswith(digest):
-            return marshal.loads(kept[len(digest) :])
+        cached = file.read_bytes()
+        if cached.startswith(digest):
+            return marshal.loads(cached[len(digest) :])
     product = make(source.decode("utf-8"))
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):

@@ -28,10 +28,10 @@ Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not i
 class Bookkeeping:
     """The modules of a package that are the release's own files, and those that are stand-ins.
 
-    real: names of modules, whose submodules are real as well.
-    inert: those of them that are not after all.
-    absent: other packages that the release imports and does not need, inert even where they are installed.
-    imported_only: those that it hardly uses, inert where they are not installed.
+    real: names of modules that are the release's own files, with their submodules.
+    inert: names below those of `real` that are inert all the same.
+    absent: other packages that the release imports and does not need: inert even where they are installed.
+    imported_only: other packages that the release hardly uses: inert where they are not installed.
     """
 
     package: str
@@ -65,9 +65,9 @@ _QUESTIONS = ("is_", "use_", "uses_", "has_", "can_", "should_", "supports_", "e
 
 
 class _Loaded:
-    """Whether the release is loaded; from then on an inert thing that would decide something is an error.
+    """Whether the release is loaded; from then on an inert object that would decide something is an error.
 
-    by: the adapter's file that says what is loaded.
+    by: the adapter's file that lists the loaded modules.
     """
 
     done = False
@@ -75,9 +75,9 @@ class _Loaded:
 
 
 def note_loaded(by: str) -> None:
-    """Say that the release is loaded, and runs from now on.
+    """Note that the release is loaded, and runs from now on.
 
-    by: the adapter's file that says what is.
+    by: the adapter's file that lists the loaded modules.
     """
     _Loaded.done = True
     _Loaded.by = by
@@ -97,7 +97,7 @@ class Inert:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _Loaded.done and any(map(_is_tensor, (*args, *kwargs.values()))):
             if self._path.rpartition(".")[2] not in _MAY_TAKE_TENSORS:
-                self._decides("is given a tensor")
+                self._raise_misfit("is given a tensor")
         # As a decorator it leaves what it decorates alone.
         if len(args) == 1 and not kwargs and callable(args[0]):
             return args[0]
@@ -111,29 +111,30 @@ class Inert:
         return value
 
     def __bool__(self) -> bool:
-        self._is_asked("decides a branch")
+        self._require_undecisive("decides a branch")
         return False
 
     def __iter__(self) -> Any:
-        self._is_asked("is gone through")
+        self._require_undecisive("is gone through")
         return iter(())
 
     def __len__(self) -> int:
-        self._is_asked("is counted")
+        self._require_undecisive("is counted")
         return 0
 
     def __getitem__(self, _: Any) -> Inert:
         if _Loaded.done:
-            self._decides("is launched or read")
+            self._raise_misfit("is launched or read")
         return self
 
-    def _is_asked(self, how: str) -> None:
-        asked = self._path.rpartition(".")[2]
-        question = asked.startswith(_QUESTIONS) or asked.endswith("_enabled()")
-        if _Loaded.done and not question and asked not in _MAY_BE_EMPTY:
-            self._decides(how)
+    def _require_undecisive(self, how: str) -> None:
+        """Raise Misfit if the running release uses this as a value that decides something."""
+        name = self._path.rpartition(".")[2]
+        is_question = name.startswith(_QUESTIONS) or name.endswith("_enabled()")
+        if _Loaded.done and not is_question and name not in _MAY_BE_EMPTY:
+            self._raise_misfit(how)
 
-    def _decides(self, how: str) -> None:
+    def _raise_misfit(self, how: str) -> None:
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back

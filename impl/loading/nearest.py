@@ -149,7 +149,7 @@ def checksums(files: Iterable[Path]) -> set[bytes]:
 # A check asks for the same tree several times, and another tree has most files unchanged.
 @lru_cache(maxsize=256)
 def _checksums_of_text(text: str) -> frozenset[bytes]:
-    """Return the checksums of the lines of a text. White space and comments do not make a line another."""
+    """Return the checksums of the lines of a text, without white space, comments and short lines."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return frozenset(
         zlib.crc32(line.encode()).to_bytes(4, "big")[:BYTES]

@@ -1,7 +1,7 @@
 """Names that an adapter uses of a checkout, looked up in its files before any of them runs.
 
-A table of the API has a line for each name. The line says since which release, before which one and in which
-file of the package the name is there, and how it is used. Uses are Python with `_` for any value, and `;`
+A table of the API has a line for each name. The line says since which release, from which release to which
+a file of the package has the name, and how it is used. Uses are Python with `_` for any value, and `;`
 between two. A call that the files could not take is missing as much as a name.
 """
 

@@ -160,7 +160,7 @@ def _forget_server() -> None:
 
 
 def _read(stream: socket.socket, size: int) -> bytes:
-    """Return so many bytes. Raises EOFError where the other end is closed before."""
+    """Return `count` bytes. Raises EOFError if the other end is closed before."""
     received = b""
     while len(received) < size:
         if not (part := stream.recv(size - len(received))):

@@ -16,20 +16,20 @@ class RequestSources:
 
     def __init__(self) -> None:
         self.loaded = LoadedWeights()
-        self._of: dict[str | int, KvSource] = {}
+        self._sources: dict[str | int, KvSource] = {}
 
     @property
     def all_plain(self) -> bool:
         """Whether no request so far has had a source of its own."""
-        return all(source == PLAIN for source in self._of.values())
+        return all(source == PLAIN for source in self._sources.values())
 
     def add(self, request: str | int, adapter: str, salt: str) -> None:
         """Add a request."""
-        self._of[request] = self.loaded.source(adapter, salt)
+        self._sources[request] = self.loaded.source(adapter, salt)
 
     def of(self, request: str | int) -> KvSource:
         """Return the source of a request."""
-        return self._of.get(request, PLAIN)
+        return self._sources.get(request, PLAIN)
 
     def origin_of(self, request: str | int) -> int:
         """Return the origin of a request's text."""
@@ -43,5 +43,5 @@ class RequestSources:
         """Replace the weights of the model; running requests compute their further tokens with the new
         ones."""
         self.loaded.replace_weights()
-        for request, source in self._of.items():
-            self._of[request] = self.loaded.source(source.adapter, source.salt)
+        for request, source in self._sources.items():
+            self._sources[request] = self.loaded.source(source.adapter, source.salt)

@@ -70,6 +70,7 @@ class EvictionQueues:
         queue = self._queues[component]
         may = (self.full_candidate, self.swa_candidate)[component]
         while queue:
-            if self._current(entry := heappop(queue), component, may):
+            entry = heappop(queue)
+            if self._current(entry, component, may):
                 return entry[2]
         return None

@@ -1,4 +1,4 @@
-"""Lock holders of the radix tree: those who match, lock and insert and are neither request nor session."""
+"""Lock holders of the radix tree: they match, lock and insert, and are neither request nor session."""
 
 from __future__ import annotations
 

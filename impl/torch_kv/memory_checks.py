@@ -1,6 +1,6 @@
 """The memory checks: the sums of both pools and of the rows, in one pass on the device.
 
-The host knows which rows are in use and who has them. The lengths of all rows are read at once from the
+The host knows the rows in use and their owners. The lengths of all rows are read at once from the
 cursors on the device, and the sums come back in one transfer.
 """
 

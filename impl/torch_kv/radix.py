@@ -288,7 +288,7 @@ class PrefixRules(SessionRules):
     # Room
 
     def room_for(self, pages: int, swa_pages: int, states: int = 0) -> None:
-        """Evict until so many pages and slots of recurrent state are free, or refuse with nothing evicted.
+        """Evict until that many pages and slots of recurrent state are free, or refuse and evict nothing.
 
         All are checked before the first eviction: everything that no lock pins is evictable.
         """
@@ -310,7 +310,7 @@ class PrefixRules(SessionRules):
         return self.tree.evictable_states() if self.tree is not None else 0
 
     def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
-        """Return the tokens to evict from each pool for so many free pages; 0 SWA tokens without SWA."""
+        """Return the tokens to evict from each pool for that many free pages; 0 SWA tokens without SWA."""
         full = self.store.full
         swa = self.store.swa
         short = max(pages - full.available, 0) * self.page_size

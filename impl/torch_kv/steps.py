@@ -100,7 +100,8 @@ class Steps(MemoryChecks):
             else []
         )
         stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
+        arguments = (tokens, live) if received else (tokens,)
+        lanes = Lanes(store.device, requests, *arguments, tail=stamps)
         before, after = store.cursors.move(
             lanes, self.cursors_after_receive if received else self.cursors_after_chunk
         )
@@ -203,7 +204,7 @@ class Steps(MemoryChecks):
         self.store.write(slots, tokens)
 
     def has_late_results(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
-        """Return whether a request has more than so many results in flight."""
+        """Return whether a request has more than `most` results in flight."""
         return any(len(request.in_flight) > most for request in requests)
 
     def spec_decode(self, command: c.SpecDecode) -> Played:

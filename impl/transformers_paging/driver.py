@@ -54,16 +54,12 @@ class PagingDriver(SelfSchedulingDriver):
         self.name = name
         self.root = root
         self.overlap = OVERLAP in SystemSpec.parse(name).ways
-        self._of = load(root)
-        self._of["offloading_manager"].torch = UnpinnedTorch()
-        self._of["cache"].get_device_and_memory_breakdown = lambda: (
-            torch.device("cpu"),
-            1 << 40,
-            0,
-            0,
-        )
-        processor_class = self._of["continuous_api"].ContinuousBatchProcessor
-        # its own collects garbage
+        self._modules = load(root)
+        self._modules["offloading_manager"].torch = UnpinnedTorch()
+        memory = (torch.device("cpu"), 1 << 40, 0, 0)
+        self._modules["cache"].get_device_and_memory_breakdown = lambda: memory
+        processor_class = self._modules["continuous_api"].ContinuousBatchProcessor
+        # The release's own __del__ collects garbage.
         self._processor: Any = type("Processor", (processor_class,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
@@ -106,15 +102,15 @@ class PagingDriver(SelfSchedulingDriver):
             return_logprobs=False,
             use_async_batching=self.overlap,
         )
-        alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
-        self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
+        single_device = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
+        self.cache = self._modules["cache"].PagedAttentionCache(model, sizes, "cpu", single_device)
         self._pages = [*self.cache.cache_allocators.values()]
         self._kv = StampedCache(self._pages)
-        kind = self._of["scheduler"].FIFOScheduler
+        kind = self._modules["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
-        self._offloading = self._offloading_manager(alone)
+        self._offloading = self._offloading_manager(single_device)
         self._batches = LaunchedBatches(
-            self._of["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
+            self._modules["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
             self.cache,
         )
         self.processor = bare(
@@ -134,15 +130,15 @@ class PagingDriver(SelfSchedulingDriver):
         )
         # of a hash: the stamps of its block, after those before
         self._texts = {}
-        self._of["cache_allocator"].compute_block_hash = self._block_hash
+        self._modules["cache_allocator"].compute_block_hash = self._block_hash
         note_loaded("impl/transformers_paging/loading.py")
 
-    def _offloading_manager(self, alone: Values) -> Any:
+    def _offloading_manager(self, single_device: Values) -> Any:
         """Return the release's manager of host memory, which has as many blocks as the configuration says."""
-        manager_class = self._of["offloading_manager"].OffloadingManager
+        manager_class = self._modules["offloading_manager"].OffloadingManager
         blocks = self.config.swap
         sized = type("Manager", (manager_class,), {"_compute_num_cpu_sectors": lambda *_: blocks})
-        return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
+        return sized(self.cache, self.scheduler, 0.0, 0.0, None, single_device)
 
     def carry_out(self, command: EngineCommand) -> None:
         """Execute a command as ContinuousBatchProcessor and the manager's loop do. Raises CommandRefused."""
@@ -188,7 +184,7 @@ class PagingDriver(SelfSchedulingDriver):
         # it has no such bound of its own
         tokens = self.accept(command, self.config.max_model_len, known)
         self.scheduler.add_waiting_request(
-            self._of["requests"].RequestState(
+            self._modules["requests"].RequestState(
                 request_id=command.request,
                 initial_tokens=tokens,
                 streaming=True,
@@ -272,7 +268,8 @@ class PagingDriver(SelfSchedulingDriver):
     # -- facts ------------------------------------------------------------------------------------
 
     def _block(self, raw: int) -> int:
-        """Return our number for its number of a block: it has trash before, we have the null block."""
+        """Return our number of a block, from the release's: its pool begins with a trash sector, ours with
+        the null block."""
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:

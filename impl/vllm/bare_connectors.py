@@ -257,7 +257,7 @@ class Loads:
         self._in_step = scheduler.connector.in_step
         self._next_brings: int | None = None  # blocks that the next load within a step loads, if it fails
         # block without its KV -> the step with the results that report it to the engine
-        self._lost: dict[int, int] = {}
+        self._lost_blocks: dict[int, int] = {}
         self._steps = self._steps_taken = 0
 
     def expects(self, name: str, tokens: int) -> None:
@@ -307,7 +307,7 @@ class Loads:
     @property
     def blocks_lost(self) -> tuple[int, ...]:
         """The blocks without their KV, until the engine takes the results that report them."""
-        return tuple(sorted(self._lost))
+        return tuple(sorted(self._lost_blocks))
 
     def _load_now(self) -> None:
         """Complete the load that has just started."""
@@ -331,7 +331,7 @@ class Loads:
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
         kept = slots[:first_slot] if owner == 0 else [self.transfers.empty] * first_slot
         self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first_slot)])
-        self._lost[block] = step
+        self._lost_blocks[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
         """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from its
@@ -340,10 +340,10 @@ class Loads:
         lanes: have start, tokens and tables.
         """
         size = self._config.groups[0].block_size
-        sound = list(lanes) if self._lost else []
+        sound = list(lanes) if self._lost_blocks else []
         for lane in sound:
             for block in lane.tables[0][-(-lane.start // size) : self._end(lane)]:
-                self._lost.pop(block, None)
+                self._lost_blocks.pop(block, None)
         while spoiled := [lane for lane in sound if self._reads_lost(lane) is not None]:
             lane = spoiled[0]
             step = self._reads_lost(lane) or 0
@@ -362,12 +362,12 @@ class Loads:
     def _reads_lost(self, lane: Any) -> int | None:
         """Return the first step that lost one of the blocks before an entry, None if none is lost."""
         row = lane.tables[0][: -(-lane.start // self._config.groups[0].block_size)]
-        return min((self._lost[block] for block in row if block in self._lost), default=None)
+        return min((self._lost_blocks[block] for block in row if block in self._lost_blocks), default=None)
 
     def results_taken(self) -> None:
         """Forget the lost blocks that the oldest batch reports: the engine has taken its results."""
-        self._lost = {
-            block: step for block, step in self._lost.items() if step > self._steps_taken
+        self._lost_blocks = {
+            block: step for block, step in self._lost_blocks.items() if step > self._steps_taken
         }
         self._steps_taken += 1
 

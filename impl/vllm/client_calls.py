@@ -52,8 +52,8 @@ class ClientCalls(EngineParts):
         )  # fmt: skip
         self._ids[command.request] = name
         self._names[name] = command.request
-        if isinstance(self._mover, Loads) and command.remote:
-            self._mover.expects(name, command.remote)
+        if isinstance(self._worker_side, Loads) and command.remote:
+            self._worker_side.expects(name, command.remote)
         self.scheduler.add_request(request)
 
     def _session(self, name: str) -> Any:

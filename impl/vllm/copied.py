@@ -31,13 +31,7 @@ RULES = {
     "entries of the worker's batch": CopiedRule(
         ("vllm/v1/worker/gpu_input_batch.py",),
         ("add_request", "remove_request"),
-        (
-            "num_computed_tokens_cpu[",
-            "num_tokens_no_spec[",
-            "num_tokens[",
-            "block_table.",
-            "req_id_to_index",
-        ),
+        ("num_computed_tokens_cpu[", "num_tokens_no_spec[", "num_tokens[", "block_table.", "req_id_to_index"),
         "PersistentBatch of runner.py: the class has tensors of samplers",
     ),
     "batches for which a drafter runs": CopiedRule(

@@ -90,14 +90,14 @@ class EngineDriver(ClientCalls, FactGatherer):
         copies = optional(scheduled, "SchedulerOutput.kv_cache_block_copies", None) or ()
         self._copies = tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
         stop = [self._ids.get(name, "") for name in command.stop]
-        if self._mover is not None:
-            self._mover.before(scheduled)
+        if self._worker_side is not None:
+            self._worker_side.before(scheduled)
         ran = self.runner.run(scheduled, command.accept, stop)
         outcome = results(ran.sampled)
-        if self._mover is not None:
-            outcome.kv_connector_output = self._mover.after(scheduled)
-        if isinstance(self._mover, Loads):
-            self._mover.spoil(ran.lanes)
+        if self._worker_side is not None:
+            outcome.kv_connector_output = self._worker_side.after(scheduled)
+        if isinstance(self._worker_side, Loads):
+            self._worker_side.spoil(ran.lanes)
         if ran.lanes:
             self._in_flight.append((scheduled, ran, outcome))
         else:
@@ -114,8 +114,8 @@ class EngineDriver(ClientCalls, FactGatherer):
         self._in_step = False
         scheduled, ran, outcome = self._in_flight.popleft()
         self._take_outputs(self.scheduler.update_from_output(scheduled, outcome))
-        if isinstance(self._mover, Loads):
-            self._mover.results_taken()
+        if isinstance(self._worker_side, Loads):
+            self._worker_side.results_taken()
         if self.config.drafts and not self.overlap:
             max_drafts = self.config.drafts
             if not self.config.eagle:
@@ -142,15 +142,15 @@ class EngineDriver(ClientCalls, FactGatherer):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, command: Copy) -> None:
-        copied = self._mover is not None and self._mover.transfers.copy(load=command.load)
+        copied = self._worker_side is not None and self._worker_side.transfers.copy(load=command.load)
         require(copied, Reason.EMPTY)
 
     def _complete(self, command: Complete) -> None:
-        completed = self._mover is not None and self._mover.transfers.complete(load=command.load)
+        completed = self._worker_side is not None and self._worker_side.transfers.complete(load=command.load)
         require(completed, Reason.EMPTY)
 
     def _fail(self, command: Fail) -> None:
-        failed = isinstance(self._mover, Loads) and self._mover.fail(command.blocks)
+        failed = isinstance(self._worker_side, Loads) and self._worker_side.fail(command.blocks)
         require(failed, Reason.EMPTY)
 
     def _backup(self, command: Backup) -> None:

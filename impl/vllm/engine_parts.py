@@ -48,7 +48,7 @@ class EngineParts:
     _stamps: Stamps
     sources: RequestSources
     runner: ModelRunner
-    _mover: Any
+    _worker_side: Any
     _in_flight: deque[tuple[Any, Ran, Any]]
     _ids: dict[str, str]
     _names: dict[str, str]
@@ -129,9 +129,9 @@ class EngineParts:
         self.runner = self._new_runner(config)
         self.runner.origin_of = self.sources.origin_of
         self.runner.drafter = self._new_drafter(config)
-        self._mover = self._new_mover()
+        self._worker_side = self._new_worker_side()
         if config.storage:
-            storage.FILES.reset(self._mover.transfers.host)
+            storage.FILES.reset(self._worker_side.transfers.host)
         self._in_flight = deque()
         self._ids = {}  # name in commands -> the engine's request id
         self._names = {}  # request id -> name in commands
@@ -148,7 +148,7 @@ class EngineParts:
     def _start_engine(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)
 
-    def _new_mover(self) -> Any:
+    def _new_worker_side(self) -> Any:
         """Make the worker's side of the connector, None without a connector."""
         if self.config.simple:
             thread = CopyingThread(self.scheduler, self.runner.memory, self.config)

@@ -45,7 +45,7 @@ class FactGatherer(EngineParts):
         # 0.27 and 0.28: the block with the state at the end of a prompt, which the connector may store
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
-        if isinstance(self._mover, PoolOffloads):
+        if isinstance(self._worker_side, PoolOffloads):
             for transfer in transfers_of(self.scheduler.connector.scheduler_manager):
                 name = self._names.get(transfer.request, "")
                 held = [block for block in transfer.blocks if block]  # the null block is not held
@@ -72,12 +72,12 @@ class FactGatherer(EngineParts):
             kept=tuple(kept_blocks),
             copies=self._copies,
             pinned=tuple(pinned),
-            host=None if self._mover is None else self._host_facts(),
+            host=None if self._worker_side is None else self._host_facts(),
             foreign_keys=foreign_keys(
                 self.sources,
                 self.scheduler,
                 self._stamps,
-                places_of(self.scheduler, self.runner.memory, self._mover),
+                places_of(self.scheduler, self.runner.memory, self._worker_side),
                 self._names,
             ),
             encoder=self._encoder_facts(),
@@ -102,8 +102,8 @@ class FactGatherer(EngineParts):
         return group, slots[: self.config.groups[group].block_size]
 
     def _host_facts(self) -> HostFacts:
-        parts = self._mover, self.scheduler, self.config, self._stamps
-        if isinstance(self._mover, PoolOffloads):
+        parts = self._worker_side, self.scheduler, self.config, self._stamps
+        if isinstance(self._worker_side, PoolOffloads):
             facts = pool_facts(*parts, at_rest=not self._in_flight)
         else:
             facts = host_facts(*parts, loads_wait=self.loads_wait)

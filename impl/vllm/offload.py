@@ -116,14 +116,15 @@ def loads_wait_for_steps(root: Path) -> bool:
 
 
 def host_facts(
-    mover: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps, loads_wait: bool = False
+    worker_side: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps,
+    loads_wait: bool = False
 ) -> HostFacts:
     """Return the facts of host memory and of transfers. Host memory of a peer is not checked.
 
     loads_wait: loads from the host wait for the compute stream.
     """
-    transfers = mover.transfers
-    if isinstance(mover, Loads):
+    transfers = worker_side.transfers
+    if isinstance(worker_side, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
         jobs = tuple(_submitted_jobs(transfers, transfers.completed))
         live = [
@@ -131,7 +132,7 @@ def host_facts(
             for request in scheduler.requests.values()
             if not request.is_finished()
         ]
-        failed = tuple(name.partition("-")[0] for name in live if name in mover.failed)
+        failed = tuple(name.partition("-")[0] for name in live if name in worker_side.failed)
         marks = tuple(_marks(scheduler))
         return HostFacts(
             chunks=0,
@@ -141,12 +142,12 @@ def host_facts(
             transfers=jobs,
             records=marks,
             failed=failed,
-            lost=mover.blocks_lost,
+            lost=worker_side.blocks_lost,
         )
     connector = offloading_scheduler(scheduler)
     manager = storage.primary_of(connector.manager)
     moving = (
-        *_unsubmitted_stores(mover, connector),
+        *_unsubmitted_stores(worker_side, connector),
         *_submitted_jobs(transfers, connector._jobs, connector._jobs),
     )
     kept_chunks = chunks_of(manager)
@@ -177,11 +178,11 @@ def _key(
     return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, stamps_in_chunk), pins)
 
 
-def _unsubmitted_stores(mover: Offloads, connector: Any) -> Iterator[Transfer]:
+def _unsubmitted_stores(worker_side: Offloads, connector: Any) -> Iterator[Transfer]:
     """Yield the stores that the worker submits to the device with its next batch."""
-    for job_id, *moves in mover.worker.connector_worker._unsubmitted_store_jobs:
+    for job_id, *moves in worker_side.worker.connector_worker._unsubmitted_store_jobs:
         source, target = moves if len(moves) == 2 else moves[0]
-        parts = mover.transfers.parts(source, target)
+        parts = worker_side.transfers.parts(source, target)
         yield Transfer(job_id, load=False, parts=parts, stale=job_id not in connector._jobs)
 
 

@@ -226,7 +226,7 @@ def transfers_of(manager: Any) -> Iterator[Moving]:
 
 
 def pool_facts(
-    mover: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
+    worker_side: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
 ) -> HostFacts:
     """Return the facts of host memory.
 
@@ -234,8 +234,8 @@ def pool_facts(
     """
     manager = scheduler.connector.scheduler_manager
     pool = manager.cpu_block_pool
-    moving = tuple(_transfers(mover, manager))
-    keys = sorted(_keys(mover, manager, config, stamps))
+    moving = tuple(_transfers(worker_side, manager))
+    keys = sorted(_keys(worker_side, manager, config, stamps))
     pinned_chunks = {key.chunk for key in keys if key.pins >= 0}
     free = pool.free_block_queue.get_all_free_blocks()
     unowned = [
@@ -243,8 +243,8 @@ def pool_facts(
         if (number := block.block_id - NULL_BLOCKS) not in pinned_chunks or block.ref_cnt
     ]  # fmt: skip
     chunks = len(pool.blocks) - NULL_BLOCKS
-    memory = tuple(tuple(mover.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
-    records = [*_records(mover, manager, scheduler, at_rest)]
+    memory = tuple(tuple(worker_side.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
+    records = [*_records(worker_side, manager, scheduler, at_rest)]
     unused = {block.block_id for block in pool.blocks[NULL_BLOCKS:] if not block.ref_cnt}
     lost = sorted(unused - {block.block_id for block in free})
     records += [f"chunk {number - NULL_BLOCKS}, which no eviction takes" for number in lost]
@@ -252,29 +252,29 @@ def pool_facts(
 
 
 def _keys(
-    mover: PoolOffloads, manager: Any, config: EngineConfig, stamps: Stamps
+    worker_side: PoolOffloads, manager: Any, config: EngineConfig, stamps: Stamps
 ) -> Iterator[HostKey]:
     """Yield the hashes under which host memory finds a block, and those of blocks that a store writes."""
     pool = manager.cpu_block_pool
     waiting = _waiting_pins(manager)
     for key, block in hashes_of(pool):
         pins = block.ref_cnt - waiting.count(block.block_id)
-        yield _key(key, block.block_id, pins, mover, config, stamps)
+        yield _key(key, block.block_id, pins, worker_side, config, stamps)
     for transfer in transfers_of(manager):
         if transfer.load or not transfer.counts:
             continue
         for block, chunk in zip(transfer.blocks, transfer.chunks):
             if (of_store := hash_of(manager, block, chunk)) is not None:
-                yield _key(of_store, chunk, -1, mover, config, stamps)
+                yield _key(of_store, chunk, -1, worker_side, config, stamps)
 
 
 def _key(
-    key: bytes, number: int, pins: int, mover: PoolOffloads, config: EngineConfig, stamps: Stamps
+    key: bytes, number: int, pins: int, worker_side: PoolOffloads, config: EngineConfig, stamps: Stamps
 ) -> HostKey:
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     group = int(utils.get_group_id(key))
     chunk = number - NULL_BLOCKS
-    stamps_in_chunk = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
+    stamps_in_chunk = {stamp for _, slots in worker_side.transfers.host.get(chunk, ()) for stamp in slots}
     size = config.groups[group].block_size
     return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, stamps_in_chunk), pins)
 
@@ -299,32 +299,32 @@ def _waiting_pins(manager: Any) -> list[int]:
     ]
 
 
-def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
+def _transfers(worker_side: PoolOffloads, manager: Any) -> Iterator[Transfer]:
     """Yield the transfers of the scheduler side, one for each request of a load, and all other copies of
     the thread."""
     queued: dict[Any, Any] = {
-        (job.load, job.job): job for queue in mover.transfers.queues.values() for job in queue
+        (job.load, job.job): job for queue in worker_side.transfers.queues.values() for job in queue
     }
     numbers: dict[Any, int] = {}
     started = set()
     for transfer in transfers_of(manager):
-        number = numbers[transfer.key] = mover.number(transfer.key)
+        number = numbers[transfer.key] = worker_side.number(transfer.key)
         started.add((transfer.load, transfer.event))
         job = queued.get((transfer.load, transfer.event))
         sent = transfer.event >= 0
-        parts = parts_of(manager, transfer.blocks, transfer.chunks, mover.transfers.blocks)
+        parts = parts_of(manager, transfer.blocks, transfer.chunks, worker_side.transfers.blocks)
         copied = sent and (job is None or job.copied)
         yield Transfer(
             number, transfer.load, parts, sent, copied, sent and job is None, stale=not transfer.counts
         )
     for key, job in queued.items():
         if key not in started:
-            number = numbers[key] = mover.number(key)
+            number = numbers[key] = worker_side.number(key)
             yield Transfer(number, job.load, job.parts, submitted=True, copied=job.copied, stale=True)
-    mover.numbers = numbers
+    worker_side.numbers = numbers
 
 
-def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> Iterator[str]:
+def _records(worker_side: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> Iterator[str]:
     """Yield the records that the connector keeps of requests and transfers that are gone."""
     known = {*scheduler.requests, *scheduler.finished_req_ids}
     moving = [*transfers_of(manager)]
@@ -341,7 +341,7 @@ def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -
     stored = {block for transfer in moving if not transfer.load for block in transfer.blocks}
     marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
     yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
-    worker = mover.worker.worker_handler
+    worker = worker_side.worker.worker_handler
     if not at_rest:
         return
     for transfer in moving:

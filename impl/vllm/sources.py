@@ -122,7 +122,7 @@ def foreign_keys(
     return tuple(keys)
 
 
-def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator[Place]:
+def places_of(scheduler: Any, memory: Mapping[int, Any], worker_side: Any) -> Iterator[Place]:
     """Yield the KV under keys: blocks of the pool, and chunks of host memory.
 
     memory: block -> the group that wrote it, and its stamps. mover: the worker's side of the connector,
@@ -132,15 +132,15 @@ def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator
         if block.block_hash is not None:  # the last 4 bytes name the group
             _, stamps = memory.get(block.block_id, (-1, ()))
             yield Place(block.block_hash[:-4][-16:], stamps, block=block.block_id)
-    if isinstance(mover, PoolOffloads):
+    if isinstance(worker_side, PoolOffloads):
         for key, block in hashes_of(scheduler.connector.scheduler_manager.cpu_block_pool):
             chunk = block.block_id - NULL_BLOCKS
-            held = mover.transfers.host.get(chunk, ())
+            held = worker_side.transfers.host.get(chunk, ())
             yield Place(key[:-4][-16:], [s for _, slots in held for s in slots], chunk=chunk)
-    elif isinstance(mover, Offloads):
+    elif isinstance(worker_side, Offloads):
         manager = primary_of(scheduler.connector.connector_scheduler.manager)
         for key, chunk, pins in chunks_of(manager):
             if pins < 0:  # a store still writes it, so no load reads it
                 continue
-            held = mover.transfers.host.get(chunk, ())
+            held = worker_side.transfers.host.get(chunk, ())
             yield Place(key[:-4][:16], [s for _, slots in held for s in slots], chunk=chunk)

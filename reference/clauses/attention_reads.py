@@ -58,7 +58,8 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
 def misread(
     step: Step, pool: str
 ) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
-    """Return the first holder that reads other tokens than its own, and the `reads` of it."""
+    """Return (holder, position, tokens, stamps) for the first holder that reads other tokens than its own;
+    see `reads`."""
     window = step.config.geometry.window
     if pool != "full" and window is None:
         return None
@@ -164,12 +165,12 @@ def _agrees_with_reference(step: Step) -> Failure | None:
             )
     for pool, pages_of_holder in (("full", full_pages), ("swa", swa_pages)):
         if pool in step.after.pools:
-            due = {*cached[pool]}
+            expected = {*cached[pool]}
             for holder in step.holders_now:
-                due.update(zip(repeat(holder.name), pages_of_holder(holder.cursors, page_size)))
+                expected.update(zip(repeat(holder.name), pages_of_holder(holder.cursors, page_size)))
             owned = step.after.pools[pool].places
-            if due != owned:
-                wrong = sorted(due ^ owned)
+            if expected != owned:
+                wrong = sorted(expected ^ owned)
                 return Failure(
                     f"{POOL[pool]} pages owned as in the reference",
                     f"differ at {wrong[:4]}",
@@ -182,11 +183,11 @@ def _state_differences(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
-    due = state_lens(step.now).keys()
-    if due != states.holders.keys():
-        wrong = sorted(due ^ states.holders.keys())
+    holders = state_lens(step.now).keys()
+    if holders != states.holders.keys():
+        wrong = sorted(holders ^ states.holders.keys())
         places = [AtState(states.holders[name]) for name in wrong if name in states.holders]
-        expected = f"slots of recurrent state of {', '.join(sorted(due)) or 'nobody'}"
+        expected = f"slots of recurrent state of {', '.join(sorted(holders)) or 'nobody'}"
         return failure(expected, f"differ for {wrong}", *places)
     paths = state_paths(step.now.tree) if step.now.tree is not None else frozenset()
     if paths != states.nodes.keys():

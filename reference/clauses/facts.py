@@ -207,14 +207,10 @@ class StateFacts(NamedTuple):
 
     def owners(self, slot: int) -> list[str]:
         """Name the owners of a slot; a free slot has none."""
-        having = [name for name, has in self.holders.items() if has == slot]
-        having += [
-            f"a buffer of {name}"
-            for name, has in self.buffers.items()
-            for one in has
-            if one == slot
-        ]
-        return having + [path_text(path) for path, has in self.nodes.items() if has == slot]
+        owners = [name for name, own_slot in self.holders.items() if own_slot == slot]
+        for name, buffers in self.buffers.items():
+            owners += [f"a buffer of {name}"] * list(buffers).count(slot)
+        return owners + [path_text(path) for path, own_slot in self.nodes.items() if own_slot == slot]
 
     def stamp(self, slot: int) -> int:
         """Return the stamp in a slot, 0 for a slot that does not exist."""

@@ -11,17 +11,7 @@ from collections.abc import Iterator
 from reference.clauses.registry import clause
 from reference.clauses.facts import StateFacts
 from reference.clauses.step import Step
-from reference.commands import (
-    Abort,
-    Admit,
-    Close,
-    Decode,
-    Extend,
-    Finish,
-    Launch,
-    Retract,
-    SpecDecode,
-)
+from reference.commands import Abort, Admit, Close, Decode, Extend, Finish, Launch, Retract, SpecDecode
 from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens

@@ -41,7 +41,7 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
 def evict_request_window(state: State, request: Request, length: int, chosen: int | None) -> Request:
     """Return the request after a window eviction with `length`.
 
-    chosen: where the system stopped.
+    chosen: swa_evicted_seqlen that the system chose; None if it is not known.
     """
     geometry = state.config.geometry
     window = geometry.window

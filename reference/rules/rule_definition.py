@@ -167,7 +167,7 @@ def cursors_of(request: Request) -> Cursors:
 def make_room(
     state: State, pages: int, context: RuleContext, swa_pages: int | None = None, states: int = 0
 ) -> State:
-    """Return the state with so many pages free in each pool, or refuse.
+    """Return the state with that many free pages in each pool, or refuse.
 
     swa_pages: `pages` if None.
     states: slots of recurrent state, for models that have it.

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from reference import radix_tree as radix
-from reference.commands import (
-    Done,
-    Evict,
-    Insert,
-    Match,
-    Mode,
-    Reason,
-    Unlock,
-    UnlockSwa,
-    prompt_len,
-)
+from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
 from reference.cursors import eviction_limit, floor_page
 from reference.tree_insertion import insert_by_lock_holder
 from reference.state import IN_BATCH, State

@@ -64,7 +64,7 @@ def line_text(line: CorpusLine) -> str:
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     sizes_text = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
-    words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks, *["lazy"] * g.lazy]
+    words = [name for name in ("tree", "bigram", "tracks", "lazy") if getattr(g, name)]
     config = " ".join([*sizes_text, *words, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"

@@ -66,13 +66,13 @@ class Finder:
     elsewhere: set[str] = field(default_factory=set)
     #: number of violations by (known faults one of which explains them, clause)
     masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
-    _caught: dict[str, Caught] = field(default_factory=dict)  # by name of the finding
-    _shrinking: dict[str, Caught] = field(default_factory=dict)  # not in `_caught` yet
+    _caught_by_name: dict[str, Caught] = field(default_factory=dict)  # by name of the finding
+    _shrinking: dict[str, Caught] = field(default_factory=dict)  # not in `_caught_by_name` yet
     _searches: Counter[str] = field(default_factory=Counter)  # searches for another cause, by clause
     _explained: Explained = field(default_factory=Explained)
 
     def __len__(self) -> int:
-        return len(self._caught)
+        return len(self._caught_by_name)
 
     @property
     def has_new(self) -> bool:
@@ -84,7 +84,7 @@ class Finder:
         """Traces of the findings that neither the base nor another release shows, by name."""
         return {
             name: replace(known.trace, clause=name.split()[0])
-            for name, known in self._caught.items()
+            for name, known in self._caught_by_name.items()
             if known.is_new and name not in self.elsewhere
         }
 
@@ -98,28 +98,28 @@ class Finder:
 
     def give_up(self) -> None:
         """Make findings of the violations that were not shrunk: the system can no longer be driven."""
-        self._caught = self._shrinking | self._caught
+        self._caught_by_name = self._shrinking | self._caught_by_name
 
     def trace(self, clause: str) -> Trace:
         """Return the smallest trace of a clause so far."""
-        return self._caught[clause].trace
+        return self._caught_by_name[clause].trace
 
     def findings(self) -> list[Finding]:
         """Return the findings in the order of a report.
 
         A finding without a witness is counted under the known faults that the base shows on its trace.
         """
-        for name, caught in list(self._caught.items()):
+        for name, caught in list(self._caught_by_name.items()):
             candidates = caught.compared.candidates
             if caught.stands is Standing.UNTOLD and candidates:
                 faults = tuple(mask.fault.id for mask in candidates)
                 self.masked[faults, name.split()[0]] += caught.times
-                del self._caught[name]
-        for name, caught in self._caught.items():
+                del self._caught_by_name[name]
+        for name, caught in self._caught_by_name.items():
             self._prefer_faithful(caught, name.split()[0])
         return [
-            finding_of(name, self._caught[name], self.system, self.base, self.masks)
-            for name in sorted(self._caught, key=report_order)
+            finding_of(name, self._caught_by_name[name], self.system, self.base, self.masks)
+            for name in sorted(self._caught_by_name, key=report_order)
         ]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
@@ -128,7 +128,7 @@ class Finder:
         self._shrinking = {
             clause: Caught(trace, trace, violation, {trace.mode}, 1, *found_at)
             for clause in violation.clauses
-            if clause not in self._caught
+            if clause not in self._caught_by_name
         }
         self._report_traces()
         compared_by = {
@@ -159,7 +159,7 @@ class Finder:
 
     def _is_worth_shrinking(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Return whether to shrink a violation of a clause. Count it if the clause has a trace already."""
-        best = self._caught.get(clause)
+        best = self._caught_by_name.get(clause)
         if best is None:
             return True
         best.times += 1
@@ -192,9 +192,10 @@ class Finder:
     def _traces_of_other_clauses(self, violation: Violation, clause: str) -> list[Trace]:
         """Return the known traces of the other clauses of a violation, in its mode; none if its clause has
         a trace already."""
-        if clause in self._caught:
+        if clause in self._caught_by_name:
             return []  # its own trace may get smaller than these
-        others = [self._caught[clause] for clause in violation.clauses if clause in self._caught]
+        by_name = self._caught_by_name
+        others = [by_name[clause] for clause in violation.clauses if clause in by_name]
         mode = self._shrinking[clause].trace.mode
         return [caught.trace for caught in others if caught.trace.mode is mode]
 
@@ -210,9 +211,9 @@ class Finder:
     def _keep_if_best(self, clause: str, caught: Caught, allowed: Allowed | None) -> None:
         """Keep a trace of a clause if it is the best one so far."""
         self._prefer_faithful(caught, clause, allowed)
-        best = self._caught.get(clause)
+        best = self._caught_by_name.get(clause)
         if best is None or best.stands < caught.stands:
-            self._caught[clause] = caught
+            self._caught_by_name[clause] = caught
             self.last_new = self.commands
             self._shrinking.pop(clause, None)
         else:
@@ -269,7 +270,7 @@ class Finder:
         return shows_no_known_fault
 
     def _catches_of(self, clause: str) -> list[Caught]:
-        return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
+        return [caught for name, caught in self._caught_by_name.items() if name.split()[0] == clause]
 
     def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
         """Search for a violation with another cause, if its clause has traces or known faults: one without
@@ -307,7 +308,7 @@ class Finder:
             system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=may_shrink_to
         )
         number = 1 + len(earlier_catches)
-        self._caught[finding_name(clause, number)] = Caught(
+        self._caught_by_name[finding_name(clause, number)] = Caught(
             smallest,
             first=candidate,
             violation=violation,
@@ -325,7 +326,7 @@ class Finder:
     def _report_traces(self) -> None:
         """Call `found` with the traces so far."""
         if self.found is not None:
-            together = self._shrinking | self._caught
+            together = self._shrinking | self._caught_by_name
             names = sorted(together, key=report_order)
             standings = {name: each.stands for name, each in together.items() if each.is_compared}
             self.found({name: together[name].trace for name in names}, standings)

@@ -83,7 +83,7 @@ class Counted:
         self.effort += commands if directed else max(commands, _SHORT)
 
     def enough(self, commands: int) -> bool:
-        """Return whether so many commands were carried out, or more would take too much effort."""
+        """Return whether enough commands were carried out, or more would take too much effort."""
         return self.carried_out.total() >= commands or self.effort >= _MOST * commands
 
     def enter(

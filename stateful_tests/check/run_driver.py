@@ -51,12 +51,7 @@ from stateful_tests.generate.tier_commands import (
     tier_finale,
 )
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.generate.run_profile import (
-    RunProfile,
-    draw_geometry,
-    draw_profile,
-    with_settings,
-)
+from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on, new_tallies
@@ -254,8 +249,9 @@ def _continue_line(
 
 def _round_kinds(commands: tuple[Command, ...]) -> set[str]:
     """Return the kinds of rounds in a line. A mixed batch has decodes as well."""
-    several = any(isinstance(c, Extend) and len(c.lanes) > 1 for c in commands)
-    kinds = {type(c).__name__ for c in commands}.union(["Decode"] * several)
+    kinds = {type(command).__name__ for command in commands}
+    if any(isinstance(command, Extend) and len(command.lanes) > 1 for command in commands):
+        kinds.add("Decode")
     return kinds & {"Decode", "SpecDecode", "Launch"}
 
 

@@ -112,12 +112,12 @@ def _conditions(was: State, request: Request) -> Iterator[str]:
     if request.in_flight:
         yield "results in flight"
     c = request.cursors or slot
-    if c is not None and max(c.swa_evicted_seqlen, r := c.cache_protected_len) > 0:
-        if c.swa_evicted_seqlen < r:
+    if c is not None and max(c.swa_evicted_seqlen, c.cache_protected_len) > 0:
+        if c.swa_evicted_seqlen < c.cache_protected_len:
             yield "E below R"
         else:
-            yield "E from R on" if r else "E alone"
-        if r and shares_lock(was, request.holder):
+            yield "E from R on" if c.cache_protected_len else "E alone"
+        if c.cache_protected_len and shares_lock(was, request.holder):
             yield "others lock its path"
         if request.holder in full_alone(was):
             yield "full KV alone"
@@ -139,9 +139,11 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
             yield "tracked states, a turn is rejected"
     if refused is not None:
         return
-    if isinstance(command, Close) and _has_row(was, session := was.session(command.session)):
-        beside = "" if session is None or session.turn is None else " beside its turn"
-        yield f"tracked states, a session is closed{beside}"
+    if isinstance(command, Close):
+        session = was.session(command.session)
+        if _has_row(was, session):
+            beside = "" if session is None or session.turn is None else " beside its turn"
+            yield f"tracked states, a session is closed{beside}"
     if isinstance(command, Finish | Retract | Abort):
         request = request_of(was, command.request)
         session = was.session(request.session)

@@ -62,7 +62,7 @@ def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
 
 
 def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]:
-    """Yield commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
+    """Yield commands about new requests and sessions, the tree, and all requests; and ill-formed ones."""
     for harness in _harnesses(scope):
         yield from harness.of_nobody(scope, present, fresh)
         if scope.invalid:

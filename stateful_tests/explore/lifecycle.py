@@ -71,7 +71,7 @@ def _changes(
     """Yield the edges of one command.
 
     before, after: name -> phase.
-    named: whom the command names.
+    named: the request or session that the command names.
     """
     for name in before.keys() | after.keys():
         edge = Edge(before.get(name, NOWHERE), command, after.get(name, NOWHERE))

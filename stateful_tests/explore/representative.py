@@ -94,7 +94,7 @@ class Representatives:
         )
         orders = permutations(range(len(scope.texts))) if scope.geometry.tree else ()
         self._orders = [order for order in orders if self._symmetric(order)]
-        self._made = lru_cache(maxsize=KEPT)(self._build_state)
+        self._build_cached = lru_cache(maxsize=KEPT)(self._build_state)
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
@@ -106,7 +106,7 @@ class Representatives:
 
     def of(self, state: State) -> State:
         """Return the representative of a state."""
-        return self._made(self._least_parts(state)[1])
+        return self._build_cached(self._least_parts(state)[1])
 
     def renaming(self, state: State) -> Renaming:
         """Return how a state differs from its representative."""

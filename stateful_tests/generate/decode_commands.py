@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.commands import Abort, Close, Decode, Evict, Piece, Prompt, Retract, prompt_len
-from reference.tiers.commands import (
-    Arrive,
-    Await,
-    LastToken,
-    Expire,
-    FailPeer,
-    Greet,
-    Poll,
-    TierCommand,
-)
+from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet, Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
 from reference.tiers.locks import TierUsers

@@ -17,7 +17,7 @@ SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
+    """The profile of one run (swarm testing). A rate of n is "once in n"; 0 stands for never."""
 
     #: requests at a time
     names: tuple[str, ...]

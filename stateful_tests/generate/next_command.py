@@ -20,7 +20,7 @@ from stateful_tests.generate.command_weights import kind_weights
 def propose(
     state: State, source: Choices, profile: RunProfile, last: type | None = None
 ) -> Command:
-    """Draw the next command for `state`; one in so many ignores its precondition.
+    """Draw the next command for `state`; a few ignore their precondition.
 
     last: the kind of the previous one.
     """

@@ -22,7 +22,7 @@ from stateful_tests.generate.engine_profile import draw_engine_config
 
 @dataclass(frozen=True, slots=True)
 class PairProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
+    """The profile of one run (swarm testing). A rate of n is "once in n"; 0 stands for never."""
 
     #: requests of a server at a time
     crowd: int

@@ -335,7 +335,7 @@ def _draw_splitting_prompt(
 
 
 def _with_other_text(users: TierUsers, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
-    """Return a prompt with so many tokens of another text behind it, as far as there is room."""
+    """Return a prompt with tokens of another text behind it, as many as fit."""
     room = min(tokens, users.config.width - prompt_len(prompt))
     if room < 1:
         return prompt

@@ -106,7 +106,7 @@ def _rows_in_use(view: View) -> list[tuple[str, int, Cursors]]:
 
 
 class _Reader:
-    """Walks the rows of a view and the nodes of its tree, and notes who owns which page.
+    """Walks the rows of a view and the nodes of its tree, and notes the owner of each page.
 
     full, swa: the pages in use of each pool, by owner.
     live: (full slot, SWA slot) of live positions.

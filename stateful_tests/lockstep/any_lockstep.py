@@ -1,4 +1,4 @@
-"""The common part of every run of a system, whoever picks its batches."""
+"""The common part of every run of a system, whether kvspec or the system picks its batches."""
 
 from __future__ import annotations
 

@@ -10,14 +10,7 @@ from impl.engines import engine
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.pairs.pair_record import START, PairRecord
-from reference.pairs.clauses import (
-    OF_PAIRS,
-    PAIR_CLAUSES,
-    PairStep,
-    failed_clauses,
-    broken_off,
-    clauses_of,
-)
+from reference.pairs.clauses import OF_PAIRS, PAIR_CLAUSES, PairStep, failed_clauses, broken_off, clauses_of
 from reference.pairs.commands import CopyHost, PairCommand
 from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
 from reference.pairs.facts import PairMessage, PairFacts, PairTransfer

@@ -133,7 +133,7 @@ def unstated_refusals(run: Run) -> list[int]:
 
 
 def mostly_refused(run: Run) -> bool:
-    """Return whether so much of the trace is refused that it hardly tests its subject: a third, and two
+    """Return whether too much of the trace is refused for it to test its subject: a third, and two
     steps at least."""
     refused = len(unstated_refusals(run))
     return refused >= 2 and 3 * refused >= len(run.rows)

@@ -29,7 +29,7 @@ _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 class TierLockstep(AnyLockstep):
     """One run of a tree with a host tier.
 
-    users: who uses the tree: locks, prompts and requests that wait.
+    users: what uses the tree: locks, prompts and waiting requests.
     """
 
     system: TieredSystem

@@ -16,12 +16,7 @@ from reference.geometry import Geometry
 from impl.choices import once_in, pick
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.next_command import next_of
-from stateful_tests.generate.run_profile import (
-    RunProfile,
-    draw_geometry,
-    draw_profile,
-    with_settings,
-)
+from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.machines.targets import MachineTarget
 
 _Draw = Callable[[st.SearchStrategy[Any]], Any]

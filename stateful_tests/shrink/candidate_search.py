@@ -16,26 +16,26 @@ class Search(Generic[T]):
 
     def __init__(self, still_fails: Callable[[T], T | None], budget: int) -> None:
         self._still_fails = still_fails
-        self._left = budget
-        self._seen: dict[T, T | None] = {}
+        self._attempts_left = budget
+        self._results: dict[T, T | None] = {}
 
     @property
-    def spent(self) -> bool:
-        return self._left <= 0
+    def is_spent(self) -> bool:
+        return self._attempts_left <= 0
 
     def run(self, candidate: T) -> T | None:
-        if candidate not in self._seen:
-            if self.spent:
+        if candidate not in self._results:
+            if self.is_spent:
                 return None
-            self._left -= 1
-            self._seen[candidate] = self._still_fails(candidate)
-        return self._seen[candidate]
+            self._attempts_left -= 1
+            self._results[candidate] = self._still_fails(candidate)
+        return self._results[candidate]
 
 
 def first_improvement(best: T, search: Search[T], candidates: Callable[[T], Iterator[T]]) -> T:
     """Follow improvements until no candidate fails any more."""
     improved = True
-    while improved and not search.spent:
+    while improved and not search.is_spent:
         improved = False
         for candidate in candidates(best):
             smaller = search.run(candidate)

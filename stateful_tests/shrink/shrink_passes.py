@@ -61,7 +61,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
             _plainer_sources, _plainer_steps, _smaller_numbers,
         ):  # fmt: skip
             best = first_improvement(best, search, simpler)
-        if best == before or search.spent:
+        if best == before or search.is_spent:
             best = search.run(_logging_checks(best)) or best
             return search.run(with_names_in_order(best)) or best
 

@@ -194,7 +194,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _field_part("answers")),
     Extend: (_lanes(
         "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
-        lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,
+        lambda lane: f"{lane.request} {lane.tokens:+}" + (" tail" if lane.tail else ""),
         lambda name, tokens, *tail: Chunk(name, int(tokens), bool(tail)),
     ),),
     Decode: (_lanes("requests", "REQUEST", _NAME, str, str),),

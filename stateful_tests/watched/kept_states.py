@@ -39,7 +39,7 @@ class KeptStates:
     def __init__(self, header: WatchHeader) -> None:
         self.header = header
         self._step: int | None = None
-        self._kept: dict[int, _Kept] = {}  # by slot
+        self._kept_by_slot: dict[int, _Kept] = {}  # by slot
         self._wrong: dict[Path, _Wrong] = {}
         self._hits: list[tuple[str, Path]] = []  # since the last step
         self._ended: dict[Path, str] = {}  # since the last step, with a state that is ahead
@@ -62,9 +62,9 @@ class KeptStates:
 
         sessions: those that keep KV.
         """
-        before = self._kept if step is not None and self._step == step - 1 else {}
+        before = self._kept_by_slot if step is not None and self._step == step - 1 else {}
         self._step = step
-        self._kept = {}
+        self._kept_by_slot = {}
         ended = self._ended
         self._ended = {}
         if e.states is None:
@@ -79,7 +79,7 @@ class KeptStates:
             if name in e.owners and length > (most := e.owners[name][1][0]):
                 expected = f"a state that {name} keeps for the tree is after {most} tokens at most"
                 yield Verdict("STA-8", expected, f"slot {slot} after {length}"), None
-            self._kept[slot] = _Kept(name, length)
+            self._kept_by_slot[slot] = _Kept(name, length)
         nodes = e.nodes or ()
         for (path, *_), has in zip(nodes, e.states.nodes):
             if has is None:

@@ -36,7 +36,7 @@ class LineOrder:
         first: its number; None where the log goes on from a part that is not there.
         """
         self._next = first
-        self._held: dict[int, Line] = {}
+        self._held_lines: dict[int, Line] = {}
         self.lost = self.repeated = self.moved = 0
 
     def in_order(self, lines: Iterable[tuple[int, Line]]) -> Iterator[Line]:
@@ -44,22 +44,22 @@ class LineOrder:
         for number, line in lines:
             if self._next is None:
                 self._next = number
-            if number < self._next or number in self._held:
+            if number < self._next or number in self._held_lines:
                 self.repeated += 1
                 continue
-            if self._held and number < max(self._held):
+            if self._held_lines and number < max(self._held_lines):
                 self.moved += 1
-            self._held[number] = line
+            self._held_lines[number] = line
             yield from self._release_lines(HELD)
         yield from self._release_lines(0)
 
     def _release_lines(self, most: int) -> Iterator[Line]:
         """Yield the lines that are next in order; where more than `most` wait, also those behind a gap."""
-        while self._held:
-            number = min(self._held)
+        while self._held_lines:
+            number = min(self._held_lines)
             lost = number - (self._next or number)
-            if lost and len(self._held) <= most:
+            if lost and len(self._held_lines) <= most:
                 return
             self.lost += lost
             self._next = number + 1
-            yield self._held.pop(number)._replace(lost=lost)
+            yield self._held_lines.pop(number)._replace(lost=lost)

@@ -78,11 +78,11 @@ class StepSeen:
     #: requests of the round that was prepared since
     entries: set[str] = field(default_factory=set)
     #: requests that were retracted since, and not queued again
-    outside: dict[str, None] = field(default_factory=dict)
+    retracted: dict[str, None] = field(default_factory=dict)
     #: window evictions of requests whose prefill is to come
     evictions: dict[str, Choice] = field(default_factory=dict)
     #: sessions that a client closed since, while no turn was in flight
-    due: dict[str, None] = field(default_factory=dict)
+    closed_sessions: dict[str, None] = field(default_factory=dict)
     #: since the last step it has looked at waiting requests, because it decides on a batch
     admits: bool = False
     #: the last event queued a retracted request again
@@ -158,7 +158,7 @@ class Crossing:
         """The tokens, as a range."""
         return f"[{self.start}, {self.end})"
 
-    def goes_on(self, end: int, pages: list[int] | None, *, last: bool) -> None:
+    def add_part(self, end: int, pages: list[int] | None, *, last: bool) -> None:
         """Add the next tokens that are sent, up to `end`."""
         self.pages = pages if not self.parts or pages is None else [*(self.pages or ()), *pages]
         self.end = end
@@ -170,15 +170,15 @@ class Crossing:
 class TransfersSeen:
     """The transfers of a server of a pair, by room, the oldest first.
 
-    kept: what it kept at its last rest.
-    told: the part of it that was reported.
+    kept: leftovers at its last rest, in words.
+    reported: the leftovers that were reported.
     """
 
     rooms: dict[int, Crossing] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
-    def ask(self, room: int, crossing: Crossing) -> None:
+    def add_room(self, room: int, crossing: Crossing) -> None:
         """Add a queued request. Only the newest closed rooms are kept."""
         self.rooms.pop(room, None)
         self.rooms[room] = crossing

@@ -90,7 +90,7 @@ class LogFollower:
         self.kept_states = KeptStates(header)
         self._line = Line("", 0, log.CloseAsked(""))
         # up to the first mismatch that counts, and to one more than a trace may have
-        self._done: list[tuple[Command, tuple[Choice, ...]]] = []
+        self._commands_done: list[tuple[Command, tuple[Choice, ...]]] = []
 
     @property
     def tells_results(self) -> bool:
@@ -112,8 +112,8 @@ class LogFollower:
         if isinstance(outcome, Refused):
             expected = f"refused: {outcome.reason.value} ({outcome.reason.says})"
             raise Diverged("OUT-1", expected, "done", command)
-        if not self.result.unexplained and len(self._done) <= MAX_STEPS:
-            self._done.append((command, choices))
+        if not self.result.unexplained and len(self._commands_done) <= MAX_STEPS:
+            self._commands_done.append((command, choices))
         if beyond or not self._same(now, shown):
             divergence = verdict(command, was, now, outcome, shown, beyond)
             known_fault = deviations.fault_of_cursors(self.header, command, was, now, shown)
@@ -183,7 +183,7 @@ class LogFollower:
         self.skipping = AFTER_A_GAP
 
     def lose_lines(self, lines: int) -> None:
-        """Record so many missing lines before this one: up to the next snapshot no state is known.
+        """Record missing lines before this one: up to the next snapshot no state is known.
         Earlier mismatches stay: the numbers of the lines show that all were there."""
         self.result.skipped[LOST] += lines
         self.step.number = None
@@ -241,7 +241,7 @@ class LogFollower:
         """
         if self.result.given or self.header.tree or not self.result.unexplained:
             return None
-        if len(self._done) > MAX_STEPS:
+        if len(self._commands_done) > MAX_STEPS:
             return None
         g = self.geometry
         try:
@@ -249,9 +249,9 @@ class LogFollower:
         except GeometryError:
             return None
         mismatch = self.result.unexplained[0]
-        commands = tuple(command for command, _ in self._done)
+        commands = tuple(command for command, _ in self._commands_done)
         expected = tuple(
-            (index, Done(choices)) for index, (_, choices) in enumerate(self._done) if choices
+            (index, Done(choices)) for index, (_, choices) in enumerate(self._commands_done) if choices
         )
         story = (
             f"Recorded from a server, {self.header.engine} {self.header.release}: {mismatch.sentence}"

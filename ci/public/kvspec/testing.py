@@ -45,9 +45,9 @@ _EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, wher
 
 
 class ClauseViolated(AssertionError):
-    """A system left the specification. The message has the smallest trace.
+    """A system violates the specification. The message has the smallest trace of each violated clause.
 
-    runs: a replay of each.
+    runs: the replays of these traces.
     """
 
     def __init__(self, message: str, runs: Sequence[Run]) -> None:
@@ -71,9 +71,9 @@ def machine(
     test.
 
     machines: sessions, tree, both.
-    presets: sizes to run with, fitted to the system; without them all, and drawn sizes.
-    geometry: these sizes and no others; a system that refuses them fails the test.
-    modes: free, faithful; without them those of the system.
+    presets: names of sizes, which are fitted to the system; by default all, and drawn sizes.
+    geometry: the only sizes; a system that refuses them fails the test.
+    modes: free, faithful; by default those of the system.
 
     What the system cannot do is left out. Hypothesis's settings hold, given as ever (a profile, `@settings`),
     but for deadlines. Its shrinker runs first, for three seconds at most; then commands, sizes and lengths
@@ -107,7 +107,7 @@ class _MachineTest(unittest.TestCase):
         as well."""
         __tracebackhide__ = True
         target = self.machine.target
-        self._fits(target)
+        self._skip_if_unusable(target)
         target.base = _base()
         machine_class = self.machine
         began = time.monotonic()
@@ -134,7 +134,7 @@ class _MachineTest(unittest.TestCase):
 
     runTest.is_hypothesis_test = True  # type: ignore[attr-defined]
 
-    def _fits(self, target: MachineTarget) -> None:
+    def _skip_if_unusable(self, target: MachineTarget) -> None:
         try:
             assert target.configurations
         except UnusableImplementation as error:
@@ -147,12 +147,12 @@ class _MachineTest(unittest.TestCase):
         _close(cls.machine.target)
 
 
-def _for_one_failure(given: settings) -> settings:
+def _for_one_failure(user_settings: settings) -> settings:
     """Return the user's settings, for a run that ends with its first failure and shows it in our words."""
     return settings(
-        given,
-        phases=[phase for phase in given.phases if phase is not Phase.explain],
-        max_examples=_EXAMPLES.get(plugin.chosen.tier or "", given.max_examples),
+        user_settings,
+        phases=[phase for phase in user_settings.phases if phase is not Phase.explain],
+        max_examples=_EXAMPLES.get(plugin.chosen.tier or "", user_settings.max_examples),
         report_multiple_bugs=False,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -221,7 +221,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
 
 
 def _close(opened: AnySystem | MachineTarget) -> None:
-    """Close it. What that raises is a warning, as in `kvspec check`: it hides no finding."""
+    """Close a system. An exception becomes a warning, as in `kvspec check`: it hides no finding."""
     try:
         opened.close()
     except Exception as error:
@@ -237,7 +237,7 @@ def _system(make: Make) -> AnySystem:
 
 
 def _beside_a_model(make: Make) -> System:
-    """Return a system that a machine can drive. Raises ValueError for another."""
+    """Return the system of `make`. Raises ValueError for one that a machine cannot drive."""
     system = _system(make)
     kind = system.capabilities.system_kind
     if not kind.modelled:
@@ -254,10 +254,8 @@ def _resolve_target(name: str, checkout: str | None = None, *, base_of: str | No
         if base_of is not None:
             spec = as_base(spec, SystemSpec.parse(base_of))
         system: AnySystem = driven_system(spec, DriveOptions(checkout, plugin.chosen.device))
-    except (
-        UnusableImplementation
-    ) as error:  # a name that names nothing is an error, never a skipped test
-        raise ValueError(str(error)) from None
+    except UnusableImplementation as error:
+        raise ValueError(str(error)) from None  # an unknown name is an error, never a skipped test
     return system
 
 
@@ -302,8 +300,6 @@ def _python_path(spelled: str) -> str:
         return ""
     folder = Path(module.__file__).absolute().parents[module.__name__.count(".")]
     here = Path.cwd()
-    return (
-        f"PYTHONPATH={folder.relative_to(here)} "
-        if folder != here and folder.is_relative_to(here)
-        else ""
-    )
+    if folder == here or not folder.is_relative_to(here):
+        return ""
+    return f"PYTHONPATH={folder.relative_to(here)} "

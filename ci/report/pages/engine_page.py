@@ -92,9 +92,9 @@ def draw_engine(
     pool = [
         {
             "number": block,
-            "tags": (tags := owners.get(block, [])),
+            "tags": owners.get(block, []),
             "wrong": block in stake,
-            "hue": hues[tags[0]] if tags else "free",
+            "hue": hues[owners[block][0]] if owners.get(block) else "free",
             "hash": block in published,
             "changed": refs != was.facts.refs[block],
             "title": _block_content(facts, block),

@@ -14,7 +14,7 @@ DRAWING_WIDTH = 560.0  # (px)
 CHARACTER = 6.6  # width of a character in a mark (px)
 
 
-def drawing(
+def draw_row(
     owner: str,
     state: Data,
     physical: bool,
@@ -28,7 +28,7 @@ def drawing(
     state: a snapshot of both sides (ci/compare/snapshot.py).
     physical: the row of the system is drawn; otherwise that of the reference.
     length: positions for which the page has room.
-    cut: (holder, position, name of that position) if the command cuts a row.
+    cut: (holder, position, label of that position) of the row that the command cuts; None if it cuts none.
     """
     sides = ("system", "reference") if physical else ("reference", "system")
     holder, other = (state[name]["holders"].get(owner) for name in sides)
@@ -39,9 +39,9 @@ def drawing(
     keys = [d["key"] for d in state["differences"]]
     # Pages of the prefix that are not those of the tree.
     foreign = {int(key[3]) for key in keys if key[:3] == ["holders", owner, "prefix"]}
-    theirs = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
+    other_pages = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
     pool_pages = state["system"]["pools"] if physical else None
-    row = _Row(holder, theirs, foreign, pool_pages, geometry, unit)
+    row = _Row(holder, other_pages, foreign, pool_pages, geometry, unit)
     segments = [*_segment_bounds(cursors, pages * size, size, unit)]
     lanes = [
         {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in segments]}
@@ -106,35 +106,37 @@ class _Row(NamedTuple):
     """The row of a holder on one side, with what is compared on the other.
 
     holder: the holder in a snapshot.
-    theirs: indices of the pages that the other side has, by pool.
+    other_pages: indices of the holder's pages on the other side, by pool.
     foreign: indices of pages of the prefix that are not those of the tree.
     pages: the system's pages by pool; None for a row of the reference.
     unit: width of a token (px).
     """
 
     holder: Data
-    theirs: dict[str, set[int]]
+    other_pages: dict[str, set[int]]
     foreign: set[int]
     pages: Data | None
     geometry: Geometry
     unit: float
 
     def segment(self, start: int, end: int, pool: str) -> Data:
-        """Return positions [start, end) of a pool, which lie in one page and are of one kind."""
+        """Return the drawing of positions [start, end) of a pool, which lie in one page and have one kind."""
         size = self.geometry.page_size
         page = start // size
-        mine = self.holder[pool]
+        own_pages = self.holder[pool]
         kind = self._kind(start, pool)
-        of_tree = start < self.holder["cursors"]["R"]
-        number = self._tree_page(pool, page) if of_tree else mine.get(page)
-        bad = self._trouble(pool, page, number, of_tree)
+        in_tree = start < self.holder["cursors"]["R"]
+        number = self._tree_page(pool, page) if in_tree else own_pages.get(page)
+        fault = self._page_fault(pool, page, number, in_tree)
+        is_own = page in own_pages
+        is_other = page in self.other_pages[pool]
         wrong = self.holder.get("wrong", {}).get(pool, ())
         misread = [position for position in sorted(wrong) if start <= position < end]
         title = f"{POOL[pool]} {span(start, end)}: {_MEANING[kind]}"
         if misread:
             title += f"; position {misread[0]} reads another token's KV"
         if number is not None:
-            title += f", page {number}" + (f" ({bad})" if bad else "")
+            title += f", page {number}" + (f" ({fault})" if fault else "")
         room = min(size - start % size, end - start) * self.unit
         fits = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
         if misread:
@@ -145,7 +147,7 @@ class _Row(NamedTuple):
             "x": start * self.unit,
             "width": (end - start) * self.unit,
             "kind": kind,
-            "differs": bool(bad) or (not of_tree and (page in mine) != (page in self.theirs[pool])),
+            "differs": bool(fault) or (not in_tree and is_own is not is_other),
             "text": text,
             "title": title,
         }
@@ -171,11 +173,11 @@ class _Row(NamedTuple):
             return "none"
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
 
-    def _trouble(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
+    def _page_fault(self, pool: str, page: int, number: int | None, in_tree: bool) -> str:
         """Describe the fault of a page of the system; "" if it has none, and for the reference."""
         if self.pages is None:
             return ""
-        if of_tree:
+        if in_tree:
             is_foreign = pool == "full" and page in self.foreign
             return "not the page that the tree has" if is_foreign else ""
         cell = self.pages[pool].get(number)

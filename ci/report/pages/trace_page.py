@@ -18,7 +18,7 @@ from ci.compare.differences import CURSORS, POOL, page_fault
 from ci.compare.step_table import cursor_letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import text_output
-from ci.report.pages.row_drawing import DRAWING_WIDTH, UNIT, drawing
+from ci.report.pages.row_drawing import DRAWING_WIDTH, UNIT, draw_row
 from ci.shown_kinds import shown_kind_of
 from impl.bugs import BUGS
 from reference.all_clauses import ALL_CLAUSES
@@ -242,7 +242,7 @@ def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length
             "physical": physical,
             **_owner(who, owners),
             **(side["holders"].get(who) or {"who": ""}),
-            "drawing": drawing(who, state, physical, geometry, length, cut)
+            "drawing": draw_row(who, state, physical, geometry, length, cut)
             if who in side["holders"]
             else None,
         }

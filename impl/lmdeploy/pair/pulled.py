@@ -19,7 +19,7 @@ _MAX_SPINS = 100  # passes of a loop that waits for nothing: the server does not
 class Wait:
     """A wait of a coroutine.
 
-    is_over: returns whether it may go on.
+    is_over: returns whether the wait is over.
     """
 
     def __init__(self, is_over: Callable[[], bool]) -> None:

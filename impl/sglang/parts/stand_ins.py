@@ -230,14 +230,7 @@ class Range(NamedTuple):
         return self.end - self.start
 
 
-def assign_rows(
-    rows: Tensor,
-    table: Tensor,
-    start: Tensor,
-    end: Tensor,
-    slots: Tensor,
-    count: int,
-) -> None:
+def assign_rows(rows: Tensor, table: Tensor, start: Tensor, end: Tensor, slots: Tensor, count: int) -> None:
     """Write new slots into the rows: what assign_req_to_token_pool does on a GPU."""
     done = 0
     for row, a, b in zip(rows.tolist()[:count], start.tolist(), end.tolist(), strict=True):
@@ -349,14 +342,7 @@ def without_kernels(allocator: types.ModuleType) -> None:
         if int(pages.sum()) <= len(free):
             naive(prefix, total, last, free, out, page_size, "cpu")
 
-    def decode(
-        total: Tensor,
-        last: Tensor,
-        free: Tensor,
-        out: Tensor,
-        _: int,
-        page_size: int,
-    ) -> None:
+    def decode(total: Tensor, last: Tensor, free: Tensor, out: Tensor, _: int, page_size: int) -> None:
         opens = [(length - 1) % page_size == 0 for length in total.tolist()]
         if sum(opens) > len(free):
             return

@@ -33,7 +33,7 @@ class SGLangSystem(WorkerSystem):
 
     gpu: run on a CUDA device, with the release's own Triton kernels.
     overlap: use overlap scheduling, as servers do by default (see Driver).
-    tree: name of a radix tree in VARIANTS (variants.py); None for the one that the release uses by default.
+    tree: name of a radix tree in VARIANTS (variants.py); None for the release's default.
     calls: after each command `noted.calls` has the driver's calls as Python (see call_log.py), and
         `noted.late` those that bring each request whose results wait into the state that the view shows.
 

@@ -30,7 +30,7 @@ LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin wit
 
 def ids_text(tokens: Sequence[int]) -> str:
     """Return token ids as a list of small numbers; runs as ranges."""
-    numbers = enumerate(map(small, tokens))
+    numbers = enumerate(map(small_id, tokens))
     runs = [[token for _, token in run] for _, run in groupby(numbers, lambda at: at[1] - at[0])]
     parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
     return f"[{', '.join(parts)}]"
@@ -43,14 +43,12 @@ def quote(text: str) -> str:
 
 def variable(request: str) -> str:
     """Return the name of a request in the lines."""
-    return (
-        request
-        if re.fullmatch(r"[rh][0-9]+", request)
-        else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
-    )
+    if re.fullmatch(r"[rh][0-9]+", request):
+        return request
+    return f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
 
 
-def small(token: int) -> int:
+def small_id(token: int) -> int:
     """Return a token id as it stands in the lines: 100000 for each serial."""
     serial = serial_of(token)
     return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position_of(token)
@@ -65,12 +63,12 @@ class Calls:
         self._lines: list[str] = []
         self._depth = 0
         self._names: dict[int, str] = {}
-        self._kept: list[Any] = []  # an id means something as long as its bearer lives
-        self._newcomers: set[int] = set()  # lock holders that have locked nothing
-        self._chunk = -1  # how long one may be, as it was last set
+        self._named_objects: list[Any] = []  # an id means something as long as its bearer lives
+        self._unmatched: set[int] = set()  # lock holders that have locked nothing
+        self._chunk = -1  # the longest chunk, as it was last set (tokens)
         release = driver.release
         batch = driver.release.batch
-        # the newer one commits nothing ahead
+        # The newer module commits nothing ahead.
         self._ahead = release.spec_file.endswith("eagle_info_v2.py")
         for name in _OF_RELEASE:
             self._wrap(release, name, getattr(self, f"_{name}"))
@@ -115,7 +113,7 @@ class Calls:
         self._wrap(server.scheduler, "busy", self._busy)
         self._wrap(server.scheduler, "idle", self._idle)
         if server.tree is not None:
-            self._wrap(server.tree, "newcomer", self._newcomer)
+            self._wrap(server.tree, "reset_match", self._reset_match)
             self._wrap(server.tree, "lock", self._lock)
             self._wrap(server.tree, "unlock", self._unlock)
             self._wrap(server.tree, "match", self._match)
@@ -152,7 +150,7 @@ class Calls:
         """
         call = getattr(owner, name)
 
-        def noting(*args: Any, **kwargs: Any) -> Any:
+        def noting_call(*args: Any, **kwargs: Any) -> Any:
             outermost = not self._depth
             if outermost and not after and (line := line_of(*args, **kwargs)):
                 self._lines.append(line)
@@ -165,7 +163,7 @@ class Calls:
                 self._lines.append(line_of(result, *args, **kwargs))
             return result
 
-        setattr(owner, name, noting)
+        setattr(owner, name, noting_call)
 
     def _wrap_method(self, owner: type, name: str) -> None:
         def line_of(this: Any, *args: Any) -> str:
@@ -178,7 +176,7 @@ class Calls:
         """Note assignments to attributes of objects that have a name."""
         assign: Any = owner.__setattr__
 
-        def noting(this: Any, attribute: str, value: Any) -> None:
+        def noting_call(this: Any, attribute: str, value: Any) -> None:
             name = self._names.get(id(this))
             if name is not None and not self._depth:
                 text = self._text(value)
@@ -193,7 +191,7 @@ class Calls:
             finally:
                 self._depth -= 1
 
-        owner.__setattr__ = noting  # type: ignore[method-assign, assignment]
+        owner.__setattr__ = noting_call  # type: ignore[method-assign, assignment]
 
     # -- words ------------------------------------------------------------------------------------
 
@@ -209,8 +207,8 @@ class Calls:
             quote(value) if isinstance(value, str) else repr(value)
         )
 
-    def _call_it(self, this: Any, name: str) -> None:
-        self._kept.append(this)
+    def _give_name(self, this: Any, name: str) -> None:
+        self._named_objects.append(this)
         self._names[id(this)] = name
 
     # -- what the release is asked to do ------------------------------------------------------------
@@ -302,8 +300,8 @@ class Calls:
         **namespace: str,
     ) -> str:  # fmt: skip
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
-        self._call_it(req, name)
-        self._call_it(req.sampling_params, f"{name}.sampling_params")
+        self._give_name(req, name)
+        self._give_name(req.sampling_params, f"{name}.sampling_params")
         arguments = "" if session is None else f", session={quote(session)}"
         if undo is not None:
             arguments += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
@@ -315,7 +313,7 @@ class Calls:
     def _batch(self, batch: Any, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
         mixes = mode is ForwardMode.DECODE and self._lines[-1:] == ["batch.prepare_for_extend()"]
         name = "running" if mixes else "batch"
-        self._call_it(batch, name)
+        self._give_name(batch, name)
         names = ", ".join(self._name(t.req) for t in turns)
         server = self._driver.server
         how = ""
@@ -333,17 +331,17 @@ class Calls:
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _newcomer(self, req: Any) -> str:
-        self._newcomers.add(id(req))
+    def _reset_match(self, req: Any) -> str:
+        self._unmatched.add(id(req))
         return ""
 
     def _lock(self, req: Any) -> str:
         return f"lock({self._name(req)}, server.cache)"
 
     def _unlock(self, req: Any) -> str:
-        if id(req) not in self._newcomers:
+        if id(req) not in self._unmatched:
             return f"unlock({self._name(req)}, server.cache)"
-        self._newcomers.remove(id(req))  # nothing was noted of it, and it has the root at most
+        self._unmatched.remove(id(req))  # nothing was noted of it, and it has the root at most
         return ""
 
     def _match(self, req: Any, ids: Sequence[int]) -> str:
@@ -355,7 +353,7 @@ class Calls:
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:
-        self._newcomers.discard(id(holder.req))
+        self._unmatched.discard(id(holder.req))
         page = self._driver.server.geometry.page_size
         boundary = f", evicted={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
         text = ids_text(self._driver.named_tokens(list(tokens)))

@@ -116,8 +116,10 @@ class Driver(Prefills, Ends, TreeCommands):
         """Do nothing: nothing outside this process is held."""
 
     def _own_errors(self) -> AbstractContextManager[None]:
-        problem = f"is not of the {self.release.version} kind", "SGLang"
-        return raising_misfit(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
+        misfit = f"is not of the {self.release.version} kind"
+        return raising_misfit(
+            self.root, misfit, "SGLang", "parts/modules.py", unset(), "parts/stand_ins.py"
+        )
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -218,7 +220,7 @@ class Driver(Prefills, Ends, TreeCommands):
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
         """Run a verify round.
 
-        late: of each entry so many results may be in flight, as this one is then.
+        late: number of results of each entry that may be in flight; the round's own result then is, too.
         """
         server = self.server
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
@@ -227,9 +229,9 @@ class Driver(Prefills, Ends, TreeCommands):
         # no_buffer has no drafts; a round crosses one boundary at most
         if self.server.states is not None:
             tracks = self.server.tracker is not None
-            most = max(lane.accept for lane in lanes)
+            most_accepted = max(lane.accept for lane in lanes)
             limit = server.geometry.lazy_round if server.geometry.lazy else checkpoint_grid()
-            require(tracks and most <= limit, Reason.UNFAITHFUL)
+            require(tracks and most_accepted <= limit, Reason.UNFAITHFUL)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result
@@ -240,13 +242,13 @@ class Driver(Prefills, Ends, TreeCommands):
             server.commits_when_processed(result) if result is not None and result.visible else 0
             for result in newest
         ]
-        mosts = [  # past all that rounds in flight may accept
+        needed_lens = [  # past all that rounds in flight may accept
             t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled_results) + lane.allocate
             for t, lane in zip(turns, lanes, strict=True)
         ]
         draft_len = max(
-            -(-(lag + max(most, c.kv_allocated_len) - c.kv_committed_len) // 2)
-            for most, c, lag in zip(mosts, before, lags, strict=True)
+            -(-(lag + max(needed_len, c.kv_allocated_len) - c.kv_committed_len) // 2)
+            for needed_len, c, lag in zip(needed_lens, before, lags, strict=True)
         )
         ends = [
             self.release.spec_end(

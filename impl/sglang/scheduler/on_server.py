@@ -17,8 +17,7 @@ from reference.commands import Choice, Reason
 class OnServer:
     """A part of the driver of a running server.
 
-    release: what is driven.
-    server: the one that runs.
+    release: the driven release. server: the running server.
     results: of its batches.
     overlap: they are late.
     """

@@ -87,7 +87,7 @@ class Results:
         self.server.release.check_finished(turn.req, len(turn.req.output_ids) - stop + 1)
 
     def stops(self, turn: LiveRequest, token: int) -> None:
-        """Make the token the one that ends the turn."""
+        """Make this token end the turn."""
         sampling = turn.req.sampling_params
         sampling.ignore_eos = False
         sampling.stop_token_ids = [token]

@@ -11,15 +11,7 @@ from typing import Any
 
 from impl.lazy import torch
 
-from impl.adapter import (
-    Cursors,
-    LockHolderView,
-    RequestView,
-    SessionView,
-    StatesView,
-    TreeView,
-    View,
-)
+from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, StatesView, TreeView, View
 from impl.loading.optional import optional
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import (
@@ -189,8 +181,8 @@ class Server:
         return self.tree is not None and not session_has_slot
 
     def _bearers(self) -> int:
-        """Return the number of those who have slots of recurrent state, or may take them without a further
-        question: requests from their admission on, sessions between turns, lock holders."""
+        """Return the number of holders that have slots of recurrent state, or may take them without a
+        further check: requests from their admission on, sessions between turns, lock holders."""
         lent = {name for name in self.controller.sessions if self.slot(name) is not None}
         own = sum(
             turn.phase is not RequestPhase.QUEUED and turn.session not in lent

@@ -25,8 +25,8 @@ _MOST = 500  # violations that are kept of a run
 class ForwardPass(NamedTuple):
     """The work of a forward pass.
 
-    It has of each entry its request, the tokens that are there and those that are computed, and of all
-    computed tokens id and slot.
+    For each entry it has the request and the numbers of present and computed tokens; for all computed
+    tokens id and slot.
 
     mode: the canary's name for it.
     """
@@ -94,7 +94,7 @@ class Canary:
         self._note(number, run)
 
     def _note(self, number: int, run: ForwardPass) -> None:
-        """Note its new findings, in its own words, and whom they are about."""
+        """Note the canary's new findings, in its own words, each with its request."""
         reporter = importlib.import_module("sglang.srt.kv_canary.runner.violation_reporter")
         log = self.manager._device_state.violation_log
         end = min(int(log.violation_write_index), _MOST)

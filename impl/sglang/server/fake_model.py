@@ -157,9 +157,9 @@ class FakeModel:
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:
-        """Read what the round in flight has not read yet. The result of who has ended since is nobody's.
+        """Read what the round in flight has not read yet, except for requests that have ended since.
 
-        own: its own tokens as well, which a kernel has at hand.
+        own: also read the round's own tokens, which a kernel has at hand.
         """
         reads = self._to_read
         self._to_read = []
@@ -302,7 +302,7 @@ class FakeModel:
                 self.excess = excess(request.rid, cursors, self.window or 0, page, self.draft)
 
     def _says(self, name: str, length: int) -> int:
-        """Return the token sampled after so many tokens of a request's text."""
+        """Return the token that is sampled after the first tokens of a request's text."""
         return self.clients.sampled_token(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:

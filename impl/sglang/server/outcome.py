@@ -88,7 +88,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     misread: list[Misread]
     answers: dict[str, str]
     error: str = ""
-    trace: str = ""
+    traceback: str = ""
     stuck: bool = False
     stalls: list[Stall] = []
     cpu_s: float = 0.0

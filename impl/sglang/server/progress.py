@@ -173,7 +173,7 @@ def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> S
 
 
 def _whole_pages(tokens: int, page: int) -> int:
-    """Return the tokens of the whole pages that hold so many."""
+    """Round a number of tokens up to whole pages."""
     return -(-tokens // page) * page
 
 

@@ -16,8 +16,8 @@ from impl.sglang.server.events import (
 
 
 def installed_release() -> Release0510:
-    """Return the class of the SGLang of this process. A checkout, or a version that is not known here, is
-    taken for the release that has the same names. Raises UnusableImplementation that names what it lacks."""
+    """Return the class for the SGLang of this process. A checkout or an unknown version counts as the release
+    that has the same names. Raises UnusableImplementation, which says what it lacks."""
     spec = find_spec("sglang")
     wheel = distribution("sglang")
     root = Path(str(spec and spec.origin)).parents[1]
@@ -28,7 +28,7 @@ def installed_release() -> Release0510:
 class Reader:
     """Reads one scheduler; changes nothing.
 
-    release: what it calls things.
+    release: the names of its objects and fields.
     """
 
     def __init__(self, scheduler: Any, release: Release0510) -> None:
@@ -67,21 +67,21 @@ class Reader:
         }  # fmt: skip
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Free tokens of each pool, free rows, tokens that the tree holds of each pool, tokens that it
-        locks."""
+        """Return the free tokens of each pool, the free rows, the tokens of each pool that the tree holds,
+        and the full tokens that it locks."""
         full = self._full_free()
         rows = len(self.rows.free_slots)
         swa = self.allocator.swa_available_size() if self.swa else 0
         if not self.shares:
             return full, swa, rows, 0, 0, 0
         locked = int(self._locked())
-        held = (
-            int(self.tree.swa_evictable_size() + self.tree.swa_protected_size()) if self.swa else 0
-        )
+        held = 0
+        if self.swa:
+            held = int(self.tree.swa_evictable_size() + self.tree.swa_protected_size())
         return full, swa, rows, int(self._evictable()) + locked, held, locked
 
     def states(self) -> int:
-        """Return slots of recurrent state that are free or the tree's."""
+        """Return the number of slots of recurrent state that are free or the tree's."""
         if not self.recurrent:
             return 0
         left = int(self.rows.mamba_allocator.available_size())
@@ -156,8 +156,8 @@ class Reader:
         return [batch for batch, _ in vars(self.scheduler).get("result_queue", ())]
 
     def unfinished_requests(self, planned: Any = None) -> list[tuple[Any, bool]]:
-        """Return the requests of the planned batch, of the batches before it and of the queue, and the
-        names of those in the queue."""
+        """Return the unfinished requests of the planned batch, of the batches before it and of the queue,
+        each with whether it is queued."""
         scheduler = self.scheduler
         found = []
         batches = (planned, scheduler.running_batch, scheduler.last_batch)
@@ -172,7 +172,8 @@ class Reader:
     # -- level `pages` --------------------------------------------------------------------------------
 
     def pages(self, plan: Any) -> Paged:
-        """Return rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
+        """Return rows by owner, free lists, the mapping for the slots of rows and tree, and the tree's
+        nodes."""
         owners: dict[str, Any] = {}
         row = self.release.row
         for name, slot in self.release.slots(self.tree).items():
@@ -211,10 +212,10 @@ class Reader:
             found.states = self._shown_states(plan, [n.state for n in nodes])
         return found
 
-    def _shown_states(self, plan: Any, of_nodes: list[int | None]) -> ShownStates:
+    def _shown_states(self, plan: Any, slots_of_nodes: list[int | None]) -> ShownStates:
         """Return the slots of recurrent state. A turn that runs on its session's state is left out."""
         free = [int(slot) for slot in self.rows.mamba_allocator.free_slots]
-        found = ShownStates(free, {}, {}, of_nodes)
+        shown = ShownStates(free, {}, {}, slots_of_nodes)
         slots = self.release.slots(self.tree).items()
         owners: list[tuple[str, str | None, Any]] = [(name, None, slot) for name, slot in slots]
         owners += [
@@ -222,13 +223,13 @@ class Reader:
         ]
         for name, lender, owner in owners:
             if owner.kv.holds_mamba:
-                own = [int(owner.kv.mamba_pool_idx), *buffers_of(owner.kv)]
-                if lender is not None and found.held.get(lender) == own:
+                slots_held = [int(owner.kv.mamba_pool_idx), *buffers_of(owner.kv)]
+                if lender is not None and shown.held.get(lender) == slots_held:
                     name = lender
-                found.held[name] = own
+                shown.held[name] = slots_held
                 for last in tracked_states(owner.kv):
-                    found.tracked[name] = last
-        return found
+                    shown.tracked[name] = last
+        return shown
 
     def _row(self, owner: Any) -> tuple[int, Cells, list[int]]:
         row = self.release.row(owner)

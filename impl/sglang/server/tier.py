@@ -56,9 +56,10 @@ def header(scheduler: Any) -> TierHeader:
 
 def pools_of(scheduler: Any) -> tuple[str, ...]:
     """Return the pools of both tiers, in the order of the host's."""
-    swa = scheduler.is_hybrid_swa
-    states = scheduler.tree_cache.supports_mamba()
-    return ("full", *("swa",) * swa, *("state",) * states)
+    exists = {
+        "full": True, "swa": scheduler.is_hybrid_swa, "state": scheduler.tree_cache.supports_mamba(),
+    }  # fmt: skip
+    return tuple(pool for pool, is_there in exists.items() if is_there)
 
 
 class _Submitted:
@@ -158,7 +159,7 @@ class TierReader(Gatherer):
         super().__init__(release, server, config, copies, storage)  # type: ignore[arg-type]
         self._last: TierFacts | None = None
         self._batch: Any = None
-        self._shown: set[int] = set()  # locks
+        self._shown_locks: set[int] = set()  # locks
         self._paths: list[tuple[int, bool, list[TierNode]]] = []
         self._hook()
 
@@ -217,7 +218,7 @@ class TierReader(Gatherer):
     def again(self) -> None:
         """Begin anew: a reader from here on knows neither the tree nor its locks."""
         self._last = None
-        self._shown.clear()
+        self._shown_locks.clear()
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
         count = len(elements_of(node.key))
@@ -269,8 +270,8 @@ class TierReader(Gatherer):
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         user = super()._user(name, host, node, key, lock)
-        if user.lock not in self._shown:
-            self._shown.add(user.lock)
+        if user.lock not in self._shown_locks:
+            self._shown_locks.add(user.lock)
             path = getattr(getattr(lock, "receipt", lock), _PATH, None)
             if path is not None:
                 self._paths.append((user.lock, host, path))

@@ -361,14 +361,14 @@ def run(
     _FEED[:] = [pull]
     scheduler.gracefully_exit = False
     error = ""
-    trace = ""
+    traceback_text = ""
     grant = None
     started = time.process_time()
     try:
         scheduler.run_event_loop()
     except Exception as raised:
         error = _one_line(raised)
-        trace = traceback.format_exc()
+        traceback_text = traceback.format_exc()
         grant = broken_grant(Reader(scheduler, watcher.kind), raised)
     if watcher.log is not None:
         watcher.log.close()
@@ -376,7 +376,7 @@ def run(
     misread = list(model.misread.values())
     stalls += [model.excess] if model.excess else []
     return RunOutcome(
-        model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
+        model.forwards, now[0], misread, answers, error, traceback_text, now[0] > ROUNDS, stalls, cpu_s,
         [] if blocks is None else blocks.spent, model.canary.seen if model.canary else None,
         sum(_PREEMPTIONS), grant,
     )  # fmt: skip

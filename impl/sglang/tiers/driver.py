@@ -26,12 +26,7 @@ from impl.sglang.scheduler.driver import CallLog
 from impl.sglang.scheduler.live_requests import LockHolder
 from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.copy_engine import CopyEngine, StateStamps
-from impl.sglang.tiers.decode_side import (
-    FIRST_THAT_RECEIVES,
-    DecodeSide,
-    HostCopies,
-    take_role,
-)
+from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, DecodeSide, HostCopies, take_role
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.host_loads import HostLoads, refuses_partial_loads
 from impl.sglang.tiers.loading import tiered_release

@@ -108,5 +108,5 @@ class TierSystem(WorkerSystem):
             str(self.root),
             self._spec,
             self.core,
-            *["--calls"] * self.calls,
+            *(["--calls"] if self.calls else []),
         ]

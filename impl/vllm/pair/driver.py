@@ -211,7 +211,7 @@ class PairDriver(PairView):
     def _write(self, command: Write) -> None:
         server = self._server(command.server)
         require(self.config.push, Reason.UNFAITHFUL)
-        server.mover.write()
+        server.worker_side.write()
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class PairDriver(PairView):
     # -- the network ------------------------------------------------------------------------------
 
     def _shake(self, command: Shake) -> None:
-        handshakes = self._server(command.server).mover.handshakes
+        handshakes = self._server(command.server).worker_side.handshakes
         ran = handshakes.run(command.fails)
         require(ran, Reason.EMPTY)
         error = handshakes.error
@@ -249,7 +249,7 @@ class PairDriver(PairView):
         return jobs[index]
 
     def _deliver(self, command: Deliver) -> None:
-        agent = self._server(command.server).mover.agent
+        agent = self._server(command.server).worker_side.agent
         delivered = NETWORK.deliver(agent.name)
         require(delivered, Reason.EMPTY)
 
@@ -280,13 +280,13 @@ class PairDriver(PairView):
     def _note_ids_at_decode(self) -> None:
         """Note for each posted transfer the request of D that it is for."""
         if self.config.push:
-            worker = self.servers[PREFILL].mover.worker
+            worker = self.servers[PREFILL].worker_side.worker
             waiting = worker._sending_transfers
-            agent = self.servers[PREFILL].mover.agent
+            agent = self.servers[PREFILL].worker_side.agent
         else:
-            worker = self.servers[DECODE].mover.worker
+            worker = self.servers[DECODE].worker_side.worker
             waiting = worker._recving_transfers
-            agent = self.servers[DECODE].mover.agent
+            agent = self.servers[DECODE].worker_side.agent
         for request_id, handles in waiting.items():
             for handle in handles:
                 job = agent.handles.get(handle)

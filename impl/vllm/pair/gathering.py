@@ -62,7 +62,7 @@ class PairView:
     def _handshakes(self) -> tuple[str, ...]:
         """Return the server of each handshake that has not run."""
         return tuple(
-            name for name, server in self.servers.items() for _ in server.mover.handshakes.tasks
+            name for name, server in self.servers.items() for _ in server.worker_side.handshakes.tasks
         )
 
     def _reader_state(self, name: str) -> ReaderState:
@@ -125,7 +125,7 @@ class PairView:
 
     def _pair_message(self, source: str, target: str, text: bytes) -> PairMessage:
         del source
-        receiver = next(n for n, server in self.servers.items() if server.mover.agent.name == target)
+        receiver = next(n for n, server in self.servers.items() if server.worker_side.agent.name == target)
         words = text.decode(errors="replace")
         renews = words.startswith("HB:")  # a heartbeat renews leases
         request_ids = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]

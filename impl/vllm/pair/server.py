@@ -173,7 +173,7 @@ class PairServer(EngineDriver):
     has_both = True
     host_first = False
 
-    _mover: NixlWorker
+    _worker_side: NixlWorker
     answers: dict[str, Any]
     memory: TensorMemory
 
@@ -218,7 +218,7 @@ class PairServer(EngineDriver):
         """Make the layers of a drafter. Their KV is sent together with the target's."""
         return super()._new_drafter(replace(config, peer=False, fail_requests=False))
 
-    def _new_mover(self) -> NixlWorker:
+    def _new_worker_side(self) -> NixlWorker:
         return NixlWorker(self.scheduler, self.memory, self.config)
 
     def _held_blocks(self) -> list[Any]:
@@ -229,12 +229,12 @@ class PairServer(EngineDriver):
         ]
 
     def _host_facts(self) -> HostFacts:
-        failed = sorted(self._names[request_id] for request_id in self._mover.failed)
+        failed = sorted(self._names[request_id] for request_id in self._worker_side.failed)
         facts = HostFacts(chunks=0, free=(), memory=(), keys=(), transfers=(), records=())
-        if self._mover.host is not None:
-            mover = HostSide(self._mover.host, self._mover.transfers)
+        if self._worker_side.host is not None:
+            worker_side = HostSide(self._worker_side.host, self._worker_side.transfers)
             facts = host_facts(
-                mover, self.scheduler, self.config, self._stamps, loads_wait=self.loads_wait
+                worker_side, self.scheduler, self.config, self._stamps, loads_wait=self.loads_wait
             )
             memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
             facts = facts._replace(memory=tuple(memory))
@@ -248,7 +248,7 @@ class PairServer(EngineDriver):
             for request_id in self._loading_from_host
             if request_id in known and known[request_id].status.name == WAITS
         }
-        if self._mover.host is not None:
+        if self._worker_side.host is not None:
             jobs = offloading_scheduler(self.scheduler)._jobs.values()
             self._loading_from_host |= {job.req_id for job in jobs if not job.is_store}
 
@@ -331,5 +331,5 @@ class PairServer(EngineDriver):
         return not (self._in_flight or self.scheduler.has_requests())
 
     @property
-    def mover(self) -> NixlWorker:
-        return self._mover
+    def worker_side(self) -> NixlWorker:
+        return self._worker_side

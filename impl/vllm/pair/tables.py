@@ -14,7 +14,7 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
     handles."""
     for name, server in servers.items():
         places = (
-            (server.mover.worker, KEPT_BY_WORKER),
+            (server.worker_side.worker, KEPT_BY_WORKER),
             (nixl_of(server.scheduler.connector).connector_scheduler, KEPT_BY_SCHEDULER),
             (server.scheduler, KEPT_BY_CORE),
         )
@@ -22,8 +22,8 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
             for table in tables:
                 for entry in getattr(owner, table, ()):
                     yield f"{name} {table.lstrip('_')}: {server.name_of(str(entry))}"
-        connectors = server.scheduler.connector, server.mover.connector
+        connectors = server.scheduler.connector, server.worker_side.connector
         for name_of_table, entries in multi_connector_tables(connectors).items():
             yield from (f"{name} {name_of_table}: {server.name_of(str(entry))}" for entry in entries)
-        if server.mover.agent.handles:
-            yield f"{name} transfer handles: {len(server.mover.agent.handles)}"
+        if server.worker_side.agent.handles:
+            yield f"{name} transfer handles: {len(server.worker_side.agent.handles)}"

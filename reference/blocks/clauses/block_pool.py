@@ -1,4 +1,4 @@
-"""The pool: who holds a block, which are free, and what the prefix cache says of them (BLK, PUB)."""
+"""The block pool: the holders of blocks, the free queue, and the hashes of the prefix cache (BLK, PUB)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, coun
 )
 def _ref_count_is_owner_count(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
-        if block and refs != len(entries := step.entries.get(block, ())):
+        entries = step.entries.get(block, ())
+        if block and refs != len(entries):
             holders = " and ".join(map(_holder_text, entries)) or "nobody"
             hold = "hold" if len(entries) > 1 else "holds"
             expected = f"block {block} must have ref count {len(entries)}: {holders} {hold} it"

@@ -13,7 +13,7 @@ from reference.clauses.registry import Clause, by_cause, in_order
 from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import AtServer, Failure
-from reference.pairs.clauses import idle_leaks, stale_promises
+from reference.pairs.clauses import leftovers, stale_promises
 from reference.pairs.clauses.registry import REGISTERED
 from reference.pairs.config import PairConfig
 from reference.pairs.step import PairStep
@@ -21,7 +21,7 @@ from reference.pairs.step import PairStep
 __all__ = ["OF_PAIRS", "PAIR_CLAUSES", "PairStep", "broken_off", "clauses_of", "failed_clauses"]
 OF_PAIRS = (
     HANDED_OVER
-    | in_order(REGISTERED, (stale_promises, idle_leaks))
+    | in_order(REGISTERED, (stale_promises, leftovers))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
 # Both servers together have to make progress.

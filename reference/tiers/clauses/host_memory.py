@@ -1,4 +1,4 @@
-"""Host memory: who owns it, what copies in it hold, who pins them (HOST)."""
+"""Host memory: its owners, the contents of copies, and their pins (HOST)."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ class Lookup:
     say: Callable[[str], None] = lambda _: None
     #: functions that changed in the tree, if its history tells
     changed: Changes | None = None
-    _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
-    _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
+    _shown_by_trace: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
+    _releases_left_out: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
     _shared: dict[Trace, bool] = field(default_factory=dict)  # the base has the fault that it shows
     _seconds: float = 0.0
 
@@ -87,7 +87,7 @@ class Lookup:
         self._replay(new)
         told = []
         for finding in findings:
-            if finding.run.trace in self._shown and not finding.old:
+            if finding.run.trace in self._shown_by_trace and not finding.old:
                 looked_up = self._observations(finding.run.trace)
                 looked_up = looked_up._replace(
                     changed=self._changed_cause(finding), near_base=self._is_base_near
@@ -109,7 +109,7 @@ class Lookup:
         for finding in findings:
             trace = finding.run.trace
             if left.left and not (finding.old or finding.flaky):
-                observations = self._observations(trace) if self._shown.get(trace) else left
+                observations = self._observations(trace) if self._shown_by_trace.get(trace) else left
                 told.append(replace(finding, looked_up=observations))
             else:
                 told.append(finding)
@@ -133,15 +133,19 @@ class Lookup:
         """Return the names of the traces that show a known fault of the base, or of a release such that
         the tree lies between it and the base."""
         self._replay([*traces.values()])
-        observations = {name: self._observations(t) for name, t in traces.items() if self._shown.get(t)}
+        observations = {
+            name: self._observations(trace)
+            for name, trace in traces.items()
+            if self._shown_by_trace.get(trace)
+        }
         return {name for name, each in observations.items() if each.between or each.shared}
 
     def _replay(self, traces: Sequence[Trace]) -> None:
         """Look traces up. Those on which a release shows a known fault make room for others: a tree
         between two releases may show many clauses of one fault."""
         left = [*dict.fromkeys(traces)]
-        while left := [trace for trace in left if trace not in self._shown]:
-            unknown = [trace for trace, shown in self._shown.items() if not _fault_shown(shown)]
+        while left := [trace for trace in left if trace not in self._shown_by_trace]:
+            unknown = [trace for trace, shown in self._shown_by_trace.items() if not _fault_shown(shown)]
             wanted = left[: max(0, MOST_TRACES - len(unknown))]
             if not wanted or not self._replay_all(wanted):
                 return
@@ -151,16 +155,16 @@ class Lookup:
         the tree is of no release."""
         if not (names := self._releases()):
             return False
-        self._shown |= {trace: [] for trace in wanted}
+        self._shown_by_trace |= {trace: [] for trace in wanted}
         several = "s" if len(wanted) > 1 else ""
         engine = system_spec(self.system).engine
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
         for index in range(0, len(names), _AT_A_TIME):
-            unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
+            unknown = [trace for trace in wanted if not _fault_shown(self._shown_by_trace[trace])]
             if not unknown:
                 break
             if index and self._seconds >= MOST_S:
-                self._left |= dict.fromkeys(unknown, len(names) - index)
+                self._releases_left_out |= dict.fromkeys(unknown, len(names) - index)
                 break
             began = time.monotonic()
             replayed = self.executor.map(
@@ -169,18 +173,18 @@ class Lookup:
             with closing(replayed) as shown:
                 for of_release in shown:
                     for trace, seen in zip(unknown, of_release, strict=True):
-                        self._shown[trace].append(seen)
+                        self._shown_by_trace[trace].append(seen)
             self._seconds += time.monotonic() - began
         return True
 
     def _observations(self, trace: Trace) -> LookedUp:
         """Return the observations of a trace on the releases, the nearest first."""
-        shown = self._shown[trace]
+        shown = self._shown_by_trace[trace]
         told = LookedUp(
             conform=sum(behaviour.what is Shows.CONFORMS for behaviour in shown),
             violate=tuple(behaviour.release for behaviour in shown if behaviour.what is Shows.CLAUSE),
             driven=sum(behaviour.what is not Shows.UNDRIVEN for behaviour in shown),
-            left=self._left.get(trace, 0),
+            left=self._releases_left_out.get(trace, 0),
         )
         faulty = next((behaviour for behaviour in shown if behaviour.what is Shows.FAULT), None)
         if faulty is None:

@@ -155,9 +155,9 @@ class _Masking:
     on_base: bool = False
 
     def replay(self, file: str, trace: Trace, shown: str) -> None:
-        """Replay a trace of the fault.
+        """Replay a trace of the fault. Raises DoesNotStart and Misfit.
 
-        shown: the clause by which the release shows the fault. Raises DoesNotStart and Misfit.
+        shown: the clause by which the release shows the fault.
         """
         try:
             seen = replay(self.system, trace).violation

@@ -253,12 +253,12 @@ def make_room_on_host(system: AnySystem, trace: Trace) -> Trace:
     return with_sizes(trace, host_pages=full, host_swa_pages=swa, host_states=states)
 
 
-def remove_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
+def remove_storage(system: AnySystem, trace: Trace, *more_kinds: type) -> Trace:
     """Remove the storage behind the host. beside: further commands that need it."""
     sizes: Any = trace.geometry
     if not sizes.storage:
         return trace
-    without = remove_commands((Prefetch, Query, Fetch, Backup, Tick, Reattach, *beside), system, trace)
+    without = remove_commands((Prefetch, Query, Fetch, Backup, Tick, Reattach, *more_kinds), system, trace)
     return with_sizes(without, storage=type(sizes.storage)())
 
 

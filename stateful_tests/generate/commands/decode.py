@@ -12,14 +12,7 @@ from reference.radix_tree import sizes
 from reference.state import Phase, Request, State, free
 from impl.choices import once_in, weight_if
 from stateful_tests.generate.commands.shared_arguments import draw_drafts, drafts_of, drafts_of_two
-from stateful_tests.generate.commands.harness import (
-    Commands,
-    Harness,
-    Labels,
-    Names,
-    RefusalCase,
-    harness,
-)
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, RefusalCase, harness
 from stateful_tests.generate.commands.shared_cases import LATE, grows, request_of
 from stateful_tests.generate.enabled_commands import Enabled
 from stateful_tests.generate.exploration_scope import Scope

@@ -30,14 +30,13 @@ class EvictSwaHarness(Harness[EvictSwa]):
         cursors = request.cursors if request is not None else None
         if cursors is None:
             return EvictSwa(name, c.source.upto(4))
-        top = (
-            request.settled_len
-            if request is not None and not c.invalid
-            else cursors.kv_committed_len
-        )
-        free = c.state.config.mode is Mode.FREE or c.invalid
-        if free and (c.profile.allocate_ahead or once_in(c.source, 3)):
-            top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
+        top = cursors.kv_committed_len
+        if request is not None and not c.invalid:
+            top = request.settled_len
+        is_free = c.state.config.mode is Mode.FREE or c.invalid
+        if is_free and (c.profile.allocate_ahead or once_in(c.source, 3)):
+            too_long = c.invalid and once_in(c.source, 3)
+            top = cursors.kv_allocated_len + (1 if too_long else 0)
         if c.invalid and once_in(c.source, 8):
             return EvictSwa(name, -1)
         geometry = c.state.config.geometry

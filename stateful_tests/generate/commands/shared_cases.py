@@ -22,7 +22,7 @@ def request_of(state: State, name: str) -> Request:
 
 
 def pages(length: int, page_size: int) -> int:
-    """Return the number of pages that so many tokens take."""
+    """Return the number of pages for a number of tokens."""
     return -(-length // page_size)
 
 

@@ -38,7 +38,7 @@ def test_an_engine_is_driven_only_through_offered_commands():
     assert not result.unreached
     lockstep = EngineLockstep(engine, engine_preset("full"))
     for command in (ResetCache(), Add("r1", 1, 1, resumable=True)):
-        assert lockstep.do(command) == Refused(Reason.UNFAITHFUL)
+        assert lockstep.do(command) == Refused(Reason.UNFAITHFUL), command
 
 
 def test_without_abort_nobody_aborts():

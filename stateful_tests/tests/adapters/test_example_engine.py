@@ -1,6 +1,6 @@
 """The example adapter as its author would test it; copy this file for an engine of yours.
 
-The last test is the one that counts: faults put into the adapter are found.
+The last test is the important one: faults put into the adapter are found.
 """
 
 from __future__ import annotations

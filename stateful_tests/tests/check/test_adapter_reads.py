@@ -261,7 +261,8 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
         if n not in adapter.accepted
     }
     assert left == {}
-    (code := tmp_path / "new.py").write_text(
+    code = tmp_path / "new.py"
+    code.write_text(
         "x.resumable; x.end_session; x._true_initial_tokens; x.kv_committed_len; x.extra\n"
     )
     bare = adapter._replace(table="")

@@ -13,8 +13,8 @@ from ci.commands.shared import SystemSelector, Unusable
 from impl.loading import nearest
 from impl.loading.fetch import cache_folder
 from impl.system_spec import SystemSpec
-from stateful_tests.check.write_tree import base_selection, tree_history
-from stateful_tests.check.write_tree.base_selection import Base, BaseKind
+from stateful_tests.check.trees import base_selection, tree_history
+from stateful_tests.check.trees.base_selection import Base, BaseKind
 
 SCHEDULER = "sglang/srt/managers/scheduler.py"  # a driven file
 

@@ -81,7 +81,7 @@ def test_runs_begin_only_with_lines_that_the_system_supports(kind):
     for name in ("page1", "page2", "page4", "tight"):
         batch = run_batches.RunBatch(run_batches.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
         driven = run_driver.drive(kind(), plan("smoke", steps=20), batch)
-        assert [found for _, found in driven.runs] == [[]] * len(begin_so)
+        assert [found for _, found in driven.runs] == [[]] * len(begin_so), name
 
 
 class Asserts(ReferenceSystem):
@@ -139,8 +139,8 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, 
     finally:
         processes.close()
     for result in results:
-        assert bool(result.findings) is result.stopped is found
-        assert found or (700 <= result.executed_count < 1_000 and result.exit_code == 0)
+        assert bool(result.findings) is result.stopped is found, result
+        assert found or (700 <= result.executed_count < 1_000 and result.exit_code == 0), result
         result.seconds = 0
         result.findings = [replace(f, found_after_s=0) for f in result.findings]
         for machine in result.machines:

@@ -99,7 +99,7 @@ def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_pa
     differences = changed_functions.differences_from_base(base, tree, called)
     assert SystemFunction("new.py", "Cache.size") in differences.called
     for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
-        assert changed_functions.differences_from_base(*pair, called).called == {}
+        assert changed_functions.differences_from_base(*pair, called).called == {}, pair
 
 
 def test_every_function_of_a_new_file_has_changed(root):
@@ -311,7 +311,7 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
     assert "and 1 more file (" in verdict(changes._replace(ignored=changes.ignored[:2]))
     assert "only srt/pool.py (" in verdict(changes._replace(ignored=changes.ignored[:1]))
     for driven in (changes._replace(missed=(FREE,)), changes._replace(called={FREE: 1})):
-        assert "no function that kvspec" not in verdict(driven)
+        assert "no function that kvspec" not in verdict(driven), driven
 
 
 def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypatch):

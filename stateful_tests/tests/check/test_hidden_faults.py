@@ -153,7 +153,7 @@ def test_a_fault_of_the_base_hides_no_other_of_its_clause_and_ends_no_run(monkey
     base = RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
         [finding] = run(change, small_plan, base=before).findings
-        assert finding.clause == "OUT-1"
+        assert finding.clause == "OUT-1", before
         assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
     same = run(base, replace(small_plan, after_finding=0), base=RefusesDecode(always=False))
     assert len(same.findings) == 1 and not same.stopped

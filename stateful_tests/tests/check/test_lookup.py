@@ -65,7 +65,8 @@ def check_tree(tree, kind, base=TorchKV):
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
     for finding in data["findings"]:
         finding["not_saved"] = "not saved"
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     return result, data, " ".join(out.file.getvalue().split())
 
 
@@ -121,7 +122,7 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     finder = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), kind), system)
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
     seen_on_release = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
-    finder._shown[trace] = [seen_on_release]
+    finder._shown_by_trace[trace] = [seen_on_release]
     text = finder._observations(trace)
     assert (text.seen_in, text.fixed, text.older) == ("sglang==0.5.20", "0.5.22", older)
 
@@ -238,7 +239,7 @@ def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up)
     sizes = PRESETS["page1"]
     traces = [Trace(replace(sizes, rows=rows), Mode.FREE, ()) for rows in range(1, 10)]
     looked._replay(traces)
-    assert len(looked._shown) == looked_up
+    assert len(looked._shown_by_trace) == looked_up
 
 
 def test_an_interrupt_during_replays_on_releases_reports_all_findings(monkeypatch):

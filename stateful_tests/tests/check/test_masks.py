@@ -84,7 +84,8 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
     assert first["times"]
     assert first["state"] == "still there"
     assert "#40252" in first["upstream"]
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
 
 
@@ -149,8 +150,9 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
     )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
-        assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
-    check_text.check(out := text_output.console(io.StringIO()), data)
+        assert known["times"] == sum(same.masked.values()) and known["among"] == [two], one
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     may_be = "times (some of them may be rejection-ends-turn)"
     text = " ".join(out.file.getvalue().split())
     assert f"{may_be}; where the base shows it, this tree violates FREE-1" in text
@@ -173,7 +175,8 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )
     assert "nothing new; fixed in part: retract-ends-turn" in data["verdict"]
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     assert mask.state in " ".join(out.file.getvalue().split())
     # It may be the other's mend.
     fault = msgspec.structs.replace(mask.fault, with_another=mask.fixed)

@@ -55,8 +55,8 @@ def test_each_release_is_nearest_to_itself(engine):
     for release in (cached[0], cached[-1]):
         root = cache_folder() / f"{engine}-{release}"
         engines.engine(engine).complete(release, root)  # it may be from before
-        assert {*driven_files(engines.engine(engine), root)} <= {*nearest.read(engine).files}
-        assert nearest.distances(engine, root)[release] == 0
+        assert {*driven_files(engines.engine(engine), root)} <= {*nearest.read(engine).files}, release
+        assert nearest.distances(engine, root)[release] == 0, release
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,8 @@ def test_a_line_added_to_a_file_of_another_way_is_a_distance_of_one(file, tmp_pa
         pytest.skip(f"vLLM {newest} is not in the cache, or without {file}")
     for each in nearest.read("vllm").files:
         if (root / each).is_file():
-            (copy := tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+            copy = tmp_path / each
+            copy.parent.mkdir(parents=True, exist_ok=True)
             copy.symlink_to(root / each)
     changed = (root / "vllm" / file).read_text(encoding="utf-8") + "a_line_of_the_fork = 1\n"
     (tmp_path / "vllm" / file).unlink()

@@ -179,7 +179,7 @@ def test_each_engine_has_a_map(engine):
     way_map_of = way_map.way_map(engine)
     assert way_map_of.ways == engines.engine(engine).ways and len(way_map_of.functions) > 50
     for way in way_map_of.ways:
-        assert str(engines.engine(engine).newest(way)).startswith(f"{engine}==")
+        assert str(engines.engine(engine).newest(way)).startswith(f"{engine}=="), way
         assert engines.driven_releases(engine, ways_in(way)), way
 
 

@@ -72,7 +72,8 @@ def renamed_checkout(tmp_path):
         for file in root.rglob("*"):
             if not file.is_file():
                 continue
-            (target := source / file.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+            target = source / file.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix == ".py" and old.search(text := file.read_text("utf-8")):
                 target.write_text(old.sub(lambda found: names[found[0]], text), "utf-8")
             else:
@@ -175,7 +176,8 @@ def test_a_word_of_ours_in_a_comment_of_a_release_is_nothing_that_a_tree_reads(r
 
 
 def test_an_attribute_that_the_adapter_did_not_set_is_its_own_omission(tmp_path):
-    (file := tmp_path / "of_release.py").write_text(
+    file = tmp_path / "of_release.py"
+    file.write_text(
         "class Loop:\n    def run(self): return self.queue\n"
     )
     scope = {}

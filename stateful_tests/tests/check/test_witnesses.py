@@ -153,7 +153,8 @@ def test_stores_and_messages_are_no_schedule(line, same, monkeypatch):
 
     def replayed(system, trace):
         rows = tuple(Row(command, Done()) for command in trace.commands)
-        last_row = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
+        further_lines = (line,) if system is tree else ()
+        last_row = replace(rows[-1], tree=("r1 computes [0, 4)", *further_lines))
         return Run(trace, system.name, (*rows[:-1], last_row), None)
 
     monkeypatch.setattr(masking, "replay", replayed)
@@ -199,5 +200,6 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
     for each in data["findings"]:
         each["not_saved"] = "not saved"
-    check_text.check(out := text_output.console(io.StringIO()), data)
+    out = text_output.console(io.StringIO())
+    check_text.check(out, data)
     assert says in " ".join(out.file.getvalue().split())

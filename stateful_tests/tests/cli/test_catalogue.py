@@ -223,7 +223,7 @@ def test_a_list_in_a_pipe_has_lines_of_100_characters_and_cuts_no_text(kvspec, l
     assert len(shown) > 3
     for row in shown:
         description = row.get("sentence") or row.get("title") or row["how"]
-        assert " ".join(description.split()) in " ".join(text.split())
+        assert " ".join(description.split()) in " ".join(text.split()), row
 
 
 def test_a_bug_names_the_settings_that_avoid_it():
@@ -255,7 +255,7 @@ def test_bugs_with_one_cause_name_each_other():
     see_also = {fault: related_faults.related_faults(fault) for fault in known_faults()}
     for bug, others in see_also.items():
         for other in others:
-            assert bug in see_also[other]
+            assert bug in see_also[other], other
     first_column = see_also["left-out-request-reads-the-first-column"]
     assert "request-behind-a-preemption-forgets-its-drafts" in first_column
     assert "end-asserts-behind-its-window" in see_also["swept-too-far"]
@@ -274,8 +274,8 @@ def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
     faults = {fault.id: fault for fault in known_faults().values() if messages.shows_message(fault)}
     assert MESSAGES.keys() == faults.keys()
     for fault, texts in MESSAGES.items():
-        assert texts
-        assert texts.keys() <= {*faults[fault].traces}
+        assert texts, fault
+        assert texts.keys() <= {*faults[fault].traces}, fault
 
 
 def test_words_of_reporters_are_for_known_faults_and_clauses():

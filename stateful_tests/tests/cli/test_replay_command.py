@@ -15,12 +15,7 @@ from stateful_tests.check.known_faults import explanation
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.run_results import Row, Run, Violation
-from stateful_tests.tests.support.made_up_check import (
-    printed_lines,
-    BAD,
-    ROWS,
-    TRACE,
-)
+from stateful_tests.tests.support.made_up_check import printed_lines, BAD, ROWS, TRACE
 from stateful_tests.traces import trace_files as traces
 
 

@@ -304,7 +304,8 @@ def test_unusable_input_is_reported_in_one_line(arguments, says, capsys):
 def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
     lines = Path(LOG).read_text().splitlines()
     lines[3] = lines[3].replace(",", f",{'9' * 5000},", 1)
-    (file := tmp_path / "huge.jsonl").write_text("\n".join(lines))
+    file = tmp_path / "huge.jsonl"
+    file.write_text("\n".join(lines))
     assert run(["validate", str(file)]) == 2
     complaint = capsys.readouterr().err
     assert "huge.jsonl: line 4: " in complaint and complaint.count("\n") == 1

@@ -45,15 +45,15 @@ def test_spec_md_is_up_to_date(text):
 def test_spec_reference_md_is_up_to_date_and_defines_the_names_of_spec_md(kvspec, text):
     code, out, err = kvspec("spec", "--reference", "--check")
     assert (code, out, err) == (0, "", ""), "kvspec spec --reference --out SPEC-REFERENCE.md"
-    beside = spec.reference_text()
+    reference_text = spec.reference_text()
     for part in re.findall(rf"\]\({spec.REFERENCE}#([^)]+)\)", text):
-        headings = map(spec.anchor, re.findall(r"^#+ (.*)$", beside, re.MULTILINE))
+        headings = map(spec.anchor, re.findall(r"^#+ (.*)$", reference_text, re.MULTILINE))
         assert part in {*headings}, part
     for clause in ALL_CLAUSES:
-        assert f"\n### {clause}\n" in text + beside, clause
+        assert f"\n### {clause}\n" in text + reference_text, clause
     for clause in CLAUSES.values():
-        assert f"| [{clause.id}](SPEC.md#{spec.anchor(clause.id)}) |" in beside
-    assert all(f"| `{reason.value}` |" in beside for reason in Reason)
+        assert f"| [{clause.id}](SPEC.md#{spec.anchor(clause.id)}) |" in reference_text, clause
+    assert all(f"| `{reason.value}` |" in reference_text for reason in Reason)
     assert kvspec("spec", "--reference", "--html")[0] == 2
     assert kvspec("spec", "--reference", "--findings")[0] == 2
 
@@ -190,7 +190,7 @@ def test_a_clause_is_shown_with_its_assumption_and_its_rule(kvspec):
     assert CLAUSES["FREE-1"].assumption in out
     assert CLAUSES["FREE-1"].rule in out
     for bug in BUGS.values():
-        assert (f"{bug.id}:" in out) == (bug.clause == "FREE-1")
+        assert (f"{bug.id}:" in out) == (bug.clause == "FREE-1"), bug
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +219,6 @@ def test_clauses_of_pairs_and_of_progress_have_headings_in_order(full):
     for of_all in (spec.reference_text(), full):
         for family, last in (("PD", 6), ("PRO", 3)):
             headings = re.findall(rf"^### ({family}-\d+)$", of_all, re.MULTILINE)
-            assert headings == [f"{family}-{number}" for number in range(1, last + 1)]
+            assert headings == [f"{family}-{number}" for number in range(1, last + 1)], family
         _, _, about = of_all.partition("### PRO-3\n")
         assert "```text\n" in about.partition("\n## ")[0]

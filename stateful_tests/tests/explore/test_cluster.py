@@ -50,7 +50,7 @@ def test_a_cluster_that_loses_a_node_agrees_with_one_process(nodes, monkeypatch)
     assert lost and not nodes.other.any_processes_alive()  # Ray itself may take longer to notice
     here = search.run(SCOPES["tree-tiny"])
     for name in ("states", "transitions", "refused", "depth", "complete", "situations", "reached"):
-        assert getattr(result, name) == getattr(here, name)
+        assert getattr(result, name) == getattr(here, name), name
 
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes):
@@ -114,7 +114,8 @@ def test_processes_try_each_others_failures_first(redis_url, tmp_path):
     }
     outputs = []
     for machine in ("one", "another"):
-        (folder := tmp_path / machine).mkdir()
+        folder = tmp_path / machine
+        folder.mkdir()
         command = [sys.executable, str(tmp_path / "fails.py")]
         done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
         assert done.stdout, done.stderr

@@ -14,7 +14,7 @@ from ci.export.template_parts import SHARED, definitions, imports
 from impl.adapter import UnusableImplementation
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
-from impl.sglang.scheduler.call_log import small, variable
+from impl.sglang.scheduler.call_log import small_id, variable
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from reference.token_ids import tokens_of
@@ -80,7 +80,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         var = variable(name)
         cursors = request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(
-            map(small, tokens_of_release(geometry, request.text))
+            map(small_id, tokens_of_release(geometry, request.text))
         )
         if request.row is not None and cursors is not None:
             row = f"{var}.{places['req_pool_idx']}"
@@ -97,7 +97,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     if view.tree is not None:
         if system.kind.core == "python":
             texts = [tokens_of_release(geometry, tokens_of(node.path)) for node in view.tree.nodes]
-            paths = [map(small, text) for text in texts]
+            paths = [map(small_id, text) for text in texts]
             known = [list(pairwise(path) if geometry.bigram else path) for path in paths]
             facts["sorted(path for _, path in nodes(server.cache))"] = sorted(known)
         for node in view.tree.nodes:

@@ -93,11 +93,12 @@ def exports_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator
     files = [folder / f"test_{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):
         file.write_text(text, encoding="utf-8")
-    (together := folder / "together").mkdir()
+    together = folder / "together"
+    together.mkdir()
     (together / f"{SHARED}.py").write_text(export.shared_module(system, fixed))
     for name in [*traces][::3]:  # the same in a folder, with one module
-        text = export.unit_test(traces[name], f"{name}.json", system, fixed, beside=True)
-        assert len(text.splitlines()) < 130
+        text = export.unit_test(traces[name], f"{name}.json", system, fixed, shares_module=True)
+        assert len(text.splitlines()) < 130, name
         files.append(together / f"test_{name}.py")
         files[-1].write_text(text, encoding="utf-8")
     yield Exported(texts, files, system, fixed)
@@ -168,14 +169,14 @@ def test_an_exported_test_imports_nothing_of_kvspec(exported_tests):
         imports = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
         modules = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in imports}
         own = {"array", "contextlib", "dataclasses", "os", "sglang", "torch", "unittest"}
-        assert {m.split(".")[0] for m in modules} <= own
+        assert {m.split(".")[0] for m in modules} <= own, name
         defined = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
         defined |= {alias.asname or alias.name for n in imports for alias in n.names}
         used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         used |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        assert {n for n in defined - used if not n.lower().startswith(("test", "__"))} == set()
+        assert {n for n in defined - used if not n.lower().startswith(("test", "__"))} == set(), name
         story = load(OLD / f"{name}.json").story.split(".")[0].replace('"', "'")
-        assert story in " ".join((ast.get_docstring(tree) or "").split())
+        assert story in " ".join((ast.get_docstring(tree) or "").split()), name
 
 
 def test_the_test_stands_first(exported_tests):
@@ -184,11 +185,11 @@ def test_the_test_stands_first(exported_tests):
         text = exported_tests.texts[name]
         body = ast.parse(text).body
         [at] = [i for i, node in enumerate(body) if getattr(node, "name", "").startswith("Test")]
-        assert all(isinstance(n, (ast.Expr, ast.Import, ast.ImportFrom, ast.Try)) for n in body[:at])
+        assert all(isinstance(n, (ast.Expr, ast.Import, ast.ImportFrom, ast.Try)) for n in body[:at]), name
         [method] = body[at].body
-        assert method.name == f"test_{name}"
-        assert method.end_lineno - method.lineno < 70
-        assert "fmt: skip" not in text
+        assert method.name == f"test_{name}", name
+        assert method.end_lineno - method.lineno < 70, name
+        assert "fmt: skip" not in text, name
         lines_said = [line for line in text.splitlines() if "expected " in line and name not in line]
         assert lines_said, text
 

@@ -78,7 +78,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, ends_by_version, monkeypatch
     monkeypatch.setattr(trace_export, "_other_traces", lambda *_: [])
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
-        assert kvspec(*options)[0] == 0
+        assert kvspec(*options)[0] == 0, name
     assert sorted(p.name for p in Path("tests").iterdir()) == [
         f"{SHARED}.py",
         "test_a.py",

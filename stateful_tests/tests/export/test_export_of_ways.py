@@ -38,9 +38,10 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
     for implementation in (*FAULTS, "0.5.20+overlap"):
         system = release_with_calls(implementation)
         faults = FAULTS.get(implementation, {})
-        (folder := tmp_path / implementation).mkdir()
+        folder = tmp_path / implementation
+        folder.mkdir()
         alike = run_alike_all(system, (14, 67, 86), folder)
-        assert any("late=" in file.read_text() for file in alike) is system.overlap
+        assert any("late=" in file.read_text() for file in alike) is system.overlap, implementation
         files = []
         if faults:
             fixed = export.target(str(with_fixes(system.release, folder / "checkout")))
@@ -114,7 +115,7 @@ def test_releases_with_too_many_differences_are_refused():
     """Before anything runs."""
     assert [version for alike in SETS for version in alike] == list(TABLE)
     for alike in SETS:
-        assert all(TABLE[version].renamed == TABLE[alike[0]].renamed for version in alike)
+        assert all(TABLE[version].renamed == TABLE[alike[0]].renamed for version in alike), alike
     for alike, others in itertools.pairwise(SETS):
         newer = export.ReleaseTarget(others[0], others[0], Path())
         with pytest.raises(

@@ -85,7 +85,7 @@ def test_exported_tests_fail_with_planted_faults_and_pass_without(at_night, tmp_
         trace = of_other_keys(fault) if name.endswith(OTHER_KEYS) else fault.trace()
         faulty = checkout_with(root, tmp_path / name, fault)
         file, asserts = write_test(TierSystem(path=faulty, calls=True), trace, name, tmp_path)
-        assert asserts == [PLANTED[name]]
+        assert asserts == [PLANTED[name]], name
         runs += [(faulty, VERSION, [file]), (root, VERSION, [file])]
     ends = run_test.outcomes(*runs, hook=HOOK)
     assert [code for code, _ in ends] == [run_test.FAILS, 0] * (len(runs) // 2), ends
@@ -102,7 +102,7 @@ def test_exported_tests_show_known_faults(at_night, tmp_path):
         trace = load(FIXTURES / "releases" / f"sglang-{name}.json")
         root = root_of(release)
         file, asserts = write_test(TierSystem(release, core=core, calls=True), trace, name, tmp_path)
-        assert "".join(asserts) == KNOWN[name]
+        assert "".join(asserts) == KNOWN[name], name
         runs.append((root, release, [file]))
     ends = run_test.outcomes(*runs, hook=HOOK)
     assert [code for code, _ in ends] == [run_test.FAILS] * len(runs), ends

@@ -109,14 +109,7 @@ def test_pytest_reports_a_fault_of_a_strangers_engine(tmp_path):
 def test_options_select_the_system_that_a_machine_drives(tmp_path):
     (tmp_path / "my_engine.py").write_text(AT_ONCE)
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
-    options = (
-        "--kvspec-impl",
-        "my_engine:MyEngine",
-        "--kvspec-tier",
-        "pr",
-        "--kvspec-save",
-        "found",
-    )
+    options = ("--kvspec-impl", "my_engine:MyEngine", "--kvspec-tier", "pr", "--kvspec-save", "found")
     code, out = run(tmp_path, "pytest", "-q", *options)
     assert code == 1
     assert "replay  kvspec replay found/end-1-my-engine.json --impl my_engine:MyEngine\n" in out, (
@@ -228,7 +221,7 @@ def test_a_close_that_raises_is_a_warning_and_hides_nothing():
 
 
 class LosesRows(ReferenceSystem):
-    """Whoever gives a row back, it is lost."""
+    """Loses every row that is released."""
 
     lost = 0
 

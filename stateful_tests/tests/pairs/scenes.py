@@ -18,14 +18,7 @@ from reference.pairs.commands import (
     Advance, Deliver, Forward, Land, Move, PairCommand, Prefill, Shake,
 )  # fmt: skip
 from reference.pairs.config import PairConfig
-from reference.pairs.facts import (
-    PairMessage,
-    PairFacts,
-    PairTransfer,
-    Promise,
-    PairReader,
-    ReaderState,
-)
+from reference.pairs.facts import PairMessage, PairFacts, PairTransfer, Promise, PairReader, ReaderState
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.traces.notation import parse
 

@@ -21,7 +21,7 @@ def test_the_last_step_violates_its_clause_and_no_step_before_does(row):
     life = life_of(row.lines)
     assert failures(life[:-1], SIZES[row.on]) == []
     failed = failures(life, SIZES[row.on])
-    assert [name for name, _ in failed][:1] == [row.clause] * bool(row.clause)
+    assert [name for name, _ in failed][:1] == ([row.clause] if row.clause else [])
     assert {name for name, _ in failed[1:]} == row.also
     for _, failure in failed[:1]:
         assert f"{failure.expected}; {failure.observed}".endswith(row.words)

@@ -61,10 +61,10 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
         numbers = dict(proof.counterexample)
         if "c" in contract.arguments:
             numbers["c"] = faulty.Cursors(*(numbers.pop(name) for name in "CAER"))
-        assert all(eval(line, vars(faulty), numbers) for line in contract.pre)
+        assert all(eval(line, vars(faulty), numbers) for line in contract.pre), proof
         result = getattr(faulty, contract.name)(**numbers)
         line = proof.note.removeprefix("fails: ")
-        assert not eval(line, vars(faulty), numbers | {"_": result})
+        assert not eval(line, vars(faulty), numbers | {"_": result}), proof
     assert {*fault.bugs} <= {*BUGS}
 
 
@@ -75,8 +75,8 @@ def test_a_wrong_theorem_is_refuted():
     refuted = ["window/cap-moves", "window/hole-resume", "window/hole-only-if"][: 3 if NIGHT else 1]
     for proof in prove(select_obligations([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
         is_refuted = proof.obligation.name in refuted
-        assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED)
-        assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1
+        assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED), proof
+        assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1, proof
 
 
 def test_an_undecided_obligation_is_reported():
@@ -135,10 +135,10 @@ def test_the_window_theorem_holds_on_every_small_case(margin):
             names |= {"max": max, "floor": lambda index, size=size: index // size * size}
             hole = _condition(policy.hole, names)
             assert (cursors.resume(slot, p, window) < p) == hole, names
-            assert window_theorem.condition(c, length, target, p, window, size, margin) == hole
+            assert window_theorem.condition(c, length, target, p, window, size, margin) == hole, committed
             evicted = window_theorem.evicted(c, length, window, size, margin)
             assert (evicted.swa_evicted_seqlen > target) == _condition(policy.cap, names)
-            assert not (hole and _condition(policy.never, names))
+            assert not (hole and _condition(policy.never, names)), committed
             held = [index for index in range(committed + size) if window_theorem.has_swa(slot, index, size)]
             assert held == [
                 index for index in range(committed + size) if index // size in swa_pages(slot, size)
@@ -206,9 +206,9 @@ def test_both_engines_read_the_same_contracts():
         f for f in vars(cursors).values() if getattr(f, "__module__", "") == cursors.__name__
     ):
         text = function.__doc__ or ""
-        assert ("post:" in text) == (function.__name__ in read)
+        assert ("post:" in text) == (function.__name__ in read), function
         if found := read.get(function.__name__):
-            assert (len(found.pre), len(found.post)) == (text.count("pre:"), text.count("post:"))
+            assert (len(found.pre), len(found.post)) == (text.count("pre:"), text.count("post:")), function
 
 
 # -- the command ----------------------------------------------------------------------------------

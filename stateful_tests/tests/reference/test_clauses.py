@@ -12,14 +12,7 @@ from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
 from reference.failures import AtNode, AtPage, AtPosition, AtTreePage
 from stateful_tests.tests.reference.rows import Rows, spoilt
-from stateful_tests.tests.reference.spoilt_facts import (
-    ONE,
-    assert_clause,
-    change_facts,
-    node,
-    pages,
-    path,
-)
+from stateful_tests.tests.reference.spoilt_facts import ONE, assert_clause, change_facts, node, pages, path
 
 CLAUSE_ROWS = Rows(Path(__file__).with_name("clauses.txt"))
 STATE_ROWS = Rows(Path(__file__).with_name("clauses_of_states.txt"))

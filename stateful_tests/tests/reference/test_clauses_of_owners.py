@@ -133,7 +133,7 @@ def test_a_request_that_is_not_shown_has_no_cut_and_owes_no_page(shown):
         hidden = change_facts(
             step, requests={name: request_facts[name]._replace(cursors=at) for name, at in shown.items()}
         )
-        assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
+        assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}, step
 
 
 def test_a_model_without_a_window_frees_no_swa_page():

@@ -105,9 +105,9 @@ def test_the_first_of_two_refusal_reasons_is_reported(impl):
     for reason, given, command, geometry in PAIRS:
         lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
         for each in script(given):
-            assert not isinstance(lockstep.do(each), Refused)
-        assert lockstep.do(*script(command)) == Refused(reason)
-        assert lockstep.violation is None
+            assert not isinstance(lockstep.do(each), Refused), each
+        assert lockstep.do(*script(command)) == Refused(reason), reason
+        assert lockstep.violation is None, reason
 
 
 def test_a_batch_is_all_or_nothing():
@@ -260,7 +260,7 @@ def test_choices_are_followed_within_their_bounds():
         ) == Cursors(9, 9, chosen, 8)
     for chosen in (28, 32):  # 32 is the width of a row
         allocates = Choice("r1", kv_allocated_len=chosen)
-        assert does(state, ahead, allocates) == Cursors(21, chosen, 0, 0)
+        assert does(state, ahead, allocates) == Cursors(21, chosen, 0, 0), chosen
     full = after(f"{TWENTY}; extend r1 +20", sizes=replace(PAGE4, swa_pages=5))
     evicted = does(full, "decode r1", Choice("r1", swa_evicted_seqlen=12))
     assert evicted == Cursors(21, 21, 12, 0), "what it evicts is there for the round"
@@ -338,7 +338,7 @@ def test_a_cut_may_keep_less_where_its_window_was_evicted():
     for (state, ends), stop in itertools.product(cuts, (0, 16, 20)):
         kept, _ = step(state, ends, [Choice("r1", kv_allocated_len=stop)])
         evicted_to = state.request("r1").cursors.swa_evicted_seqlen
-        assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, evicted_to), 0)
+        assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, evicted_to), 0), stop
     assert may_stop_at(past.request("r1").cursors, 20, 20, 6, 4), "all up to the cut"
     kept, _ = step(live, finish, [Choice("r1", kv_allocated_len=21)])
     assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "what it keeps anyway"
@@ -351,7 +351,7 @@ def test_a_cut_may_keep_less_where_its_window_was_evicted():
 @pytest.mark.parametrize("sizes, length", [(PAGE4, 0), (preset("state"), 10)])
 def test_a_session_knows_where_its_state_is(sizes, length):
     for ends in ("retract r1", "finish r1 keep 1"):
-        assert after(f"{FIRST}; {ends}", sizes=sizes).session("s1").state == length
+        assert after(f"{FIRST}; {ends}", sizes=sizes).session("s1").state == length, ends
 
 
 def test_cursors_are_in_order():

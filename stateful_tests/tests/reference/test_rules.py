@@ -155,14 +155,14 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     reasons_seen = set()
     for scope in _REFUSING:
         explorer = Explorer(scope, clauses=False)
-        assert explorer.run() == "fixed point"
+        assert explorer.run() == "fixed point", scope
         for situation in explorer.found.situations:
             kind, refused, reason = situation.partition(", refused: ")
             if refused:
                 reasons_seen.add((kind, reason.partition(", ")[0]))
     for command in _SAID:
         _, outcome = model.step(model.initial(_ONE.geometry), command)
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, Refused), command
         reasons_seen.add((kind_name(type(command)), outcome.reason.value))
     assert reasons_seen == listed
     assert RULES.keys() == set(COMMANDS)
@@ -363,7 +363,7 @@ def test_the_table_of_turns_lists_the_commands_that_end_them(transitions):
             after = now.session(session.name)
             if session.turn is not None and (after is None or after.turn is None):
                 cleared.add(type(command))
-                assert (after is None) == session.closing and now.request(session.turn) is None
+                assert (after is None) == session.closing and now.request(session.turn) is None, session
             if after is None or (after.turn, after.closing) != (session.turn, session.closing):
                 touched.add(type(command))
     assert cleared == {kind for kind, (ends, *_) in TURNS.items() if ends}

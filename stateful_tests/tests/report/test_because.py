@@ -84,12 +84,12 @@ def test_free_lists_say_the_same(name):
         page + r"in the free list since command (\d+)", text.lower()
     ):
         free = [int(number) in getattr(m.view, f"free_{pool}") for m in run.history]
-        assert all(free[int(since) + 1 :])
-        assert not free[int(since)]
+        assert all(free[int(since) + 1 :]), pool
+        assert not free[int(since)], pool
     for pool, number, since in re.findall(
         page + r"neither free nor owned since command (\d+)", text.lower()
     ):
-        assert int(number) not in getattr(run.history[int(since) + 1].view, f"free_{pool}")
+        assert int(number) not in getattr(run.history[int(since) + 1].view, f"free_{pool}"), pool
 
 
 def test_the_sentences_and_the_end_of_the_step_tables(request):
@@ -282,18 +282,18 @@ def test_the_step_table_fits_and_marks_wrong_values(capsys, monkeypatch):
     for name in BUGS:
         data = report.replay_data(name, violating_run(name))
         rows = data["step_table"]["rows"]
-        assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2
+        assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2, name
         assert any("!" in cell for cell in rows[-1]["cells"]), name
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
         run_text.run(text_output.console(), data)
         out = capsys.readouterr().out
-        assert max(map(len, out.splitlines())) <= 80
+        assert max(map(len, out.splitlines())) <= 80, name
         cells = " ; ".join(cell for row in rows for cell in row["cells"])
         parts = set(re.findall(r"\[\d+, \d+\)|\b[CAER] !?\d+\*?|full \S+", cells))
         assert {part for part in parts if part not in out} == set(), "nothing wraps inside a cursor"
-        assert " ".join(out.split()).count("because") == 1
+        assert " ".join(out.split()).count("because") == 1, name
         if data["violation"]["clause"] in CLAUSES:
-            assert f"more      kvspec clauses {data['violation']['clause']};" in out
+            assert f"more      kvspec clauses {data['violation']['clause']};" in out, name
 
 
 def test_both_parts_of_a_split_count_as_changed():

@@ -314,17 +314,7 @@ def test_replay_writes_the_page(kvspec):
 
 
 def test_check_writes_a_page_beside_each_trace(kvspec):
-    options = (
-        "--examples",
-        "1",
-        "--preset",
-        "page2",
-        "--mode",
-        "free",
-        "--machine",
-        "sessions",
-        "--html",
-    )
+    options = ("--examples", "1", "--preset", "page2", "--mode", "free", "--machine", "sessions", "--html")
     code, out, _ = kvspec("check", "--impl", "torch+padding-page-handed-out", *options)
     assert code == 1
     saved = sorted(Path("traces").iterdir())
@@ -332,5 +322,5 @@ def test_check_writes_a_page_beside_each_trace(kvspec):
     pages = [p for p in saved if p.suffix == ".html"]
     assert {p.with_suffix(".json") for p in pages} <= {*saved}
     for path in pages:
-        assert f"page    {path}" in out
-        assert f"kvspec replay {path.with_suffix('.json')}" in Reader(path.read_text()).text
+        assert f"page    {path}" in out, path
+        assert f"kvspec replay {path.with_suffix('.json')}" in Reader(path.read_text()).text, path

@@ -278,12 +278,7 @@ def test_the_terms_of_a_check_are_the_release_s(real):
     play(real, "page4", f"insert g b4; {SHARED_TURN}")
     outcome = real.apply(CheckIdle())
     [full] = [account for account in outcome.report.accounts if account.pool == "full"]
-    assert (full.evictable, full.protected, full.session_held, outcome.report.alarm) == (
-        4,
-        8,
-        4,
-        "",
-    )
+    assert (full.evictable, full.protected, full.session_held, outcome.report.alarm) == (4, 8, 4, "")
 
 
 @pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])

@@ -120,7 +120,8 @@ def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(tm
     text = (root / "sglang/srt" / name).read_text()
     old = "req.kv.kv_committed_len += num_accept_tokens"
     assert old in text
-    (file := tmp_path / "sglang/srt" / name).parent.mkdir(parents=True)
+    file = tmp_path / "sglang/srt" / name
+    file.parent.mkdir(parents=True)
     file.write_text(text.replace(old, f"{old} + 1"))
     [doubt] = COPIED.doubts(tmp_path)
     assert "results of a verify round" in doubt
@@ -135,5 +136,5 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases():
         except UnusableImplementation as error:
             pytest.skip(str(error))
     for rule in COPIED.rules.values():
-        assert any(True for root in cached for _ in statements(root, rule))
+        assert any(True for root in cached for _ in statements(root, rule)), rule
     assert {*COPIED.rules_text(cached).splitlines()} <= {*COPIED.file.read_text().splitlines()}

@@ -29,7 +29,7 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
             state, _ = model.step(state, command)
         if all(isinstance(outcome, Broken) for outcome in outcomes):
             return number
-        assert outcomes[0] == outcomes[1]
+        assert outcomes[0] == outcomes[1], number
         assert here.view() == there.view(), command
     return 30
 

@@ -227,12 +227,7 @@ def test_the_ways_of_a_release_are_named(ways):
 def test_only_the_core_of_the_compiled_files_is_unpacked(tmp_path):
     core = "sglang/srt/mem_cache/rust_tree_core/mem_cache.so"
     with zipfile.ZipFile(tmp_path / "s.whl", "w") as archive:
-        for name in (
-            core,
-            "sglang/srt/rust_extensions/_server.so",
-            "sglang/srt/environ.py",
-            "sglang/a.so",
-        ):
+        for name in (core, "sglang/srt/rust_extensions/_server.so", "sglang/srt/environ.py", "sglang/a.so"):
             archive.writestr(name, "")
     fetch.unpack(tmp_path / "s.whl", tmp_path / "x")
     unpacked_files = {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*") if p.is_file()}

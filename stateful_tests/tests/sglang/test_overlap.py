@@ -110,7 +110,7 @@ def test_prompt_enters_the_tree_with_the_first_launched_round(system):
     def cached_tokens(*commands):
         """Tokens in the tree after these commands."""
         for command in commands:
-            assert isinstance(system.apply(command), Done)
+            assert isinstance(system.apply(command), Done), command
         tree = system.view().tree
         return sum(len(node.slots) for node in tree.nodes)
 

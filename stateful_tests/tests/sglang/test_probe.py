@@ -179,7 +179,7 @@ def begin(system: SGLangSystem) -> object:
     """Return the outcome of the first prefill."""
     system.reset(preset("page1"))
     for command in (Submit("r", None, 2), Admit("r")):
-        assert not isinstance(system.apply(command), Broken)
+        assert not isinstance(system.apply(command), Broken), command
     return system.apply(Extend((Chunk("r", 2),)))
 
 

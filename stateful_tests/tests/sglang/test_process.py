@@ -135,7 +135,7 @@ def test_a_prompt_is_spelled_by_position_and_other_ids_are_refused():
     for piece in (Piece("a", 0), Piece("A", 1), Piece("ab", 1), Piece("", 1), Piece("ä", 1)):
         with pytest.raises(vocabulary.CommandRefused) as error:
             vocabulary.spelled((piece,))
-        assert error.value.reason is Reason.EMPTY
+        assert error.value.reason is Reason.EMPTY, piece
 
 
 # -- the batches that memory checks go by

@@ -88,8 +88,8 @@ def test_only_a_trace_that_names_the_clause_is_checked_for_it(fault, release):
     for path in fault.traces:
         trace = load(FOLDER / path)
         system = release(path.partition("/")[0].removeprefix("sglang-"))
-        assert system.capabilities.known.keys() >= {trace.clause}
-        assert replay(system, replace(trace, clause=None)).violation is None
+        assert system.capabilities.known.keys() >= {trace.clause}, path
+        assert replay(system, replace(trace, clause=None)).violation is None, path
 
 
 class Known:

@@ -70,7 +70,7 @@ def test_all_renamed_names_are_reported_together(root):
     for name in RENAMED:
         kind, _, member = name.rpartition(".")
         lacks = f"{kind} has no {member}" if kind else f"there is no {member}"
-        assert lacks in str(error.value)
+        assert lacks in str(error.value), name
 
 
 def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):
@@ -82,7 +82,8 @@ def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):
     assert run.violation is not None and run.violation.clause == trace.clause
     text = export.unit_test(trace, "x.json", system)
     system.close()
-    (file := tmp_path / "test_x.py").write_text(text)
+    file = tmp_path / "test_x.py"
+    file.write_text(text)
     [(code, output)] = run_test.outcomes((root, "0.5.23", [file]))
     assert code == run_test.FAILS, output
 

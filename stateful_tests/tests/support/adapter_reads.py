@@ -7,7 +7,7 @@ from pathlib import Path
 
 from impl.loading import probe
 
-OPTIONAL = ("optional", "either")  # read what a release may lack
+OPTIONAL = ("optional", "first_attribute")  # read what a release may lack
 
 
 @lru_cache(maxsize=256)  # the files of an engine; each is asked about several times

@@ -58,9 +58,8 @@ def _alone(source: str, around: list[Any], more: int) -> str:
     """
     *classes, function = around
     first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
-    heads = ["from __future__ import annotations"] * (
-        "\nfrom __future__ import annotations" in source
-    )
+    future = "from __future__ import annotations"
+    heads = [future] if f"\n{future}" in source else []
     heads += [f"{' ' * each.col_offset}class {each.name}:" for each in classes]
     empty = [""] * (first - 1 - len(heads))
     lines = source.split("\n")[first - 1 : function.end_lineno + more]

@@ -159,16 +159,7 @@ def test_without_a_tree_its_commands_are_refused():
             id="a leaf that is read loses its state and stays",
         ),
         pytest.param(
-            Geometry(
-                page_size=1,
-                window=3,
-                full_pages=8,
-                swa_pages=8,
-                rows=3,
-                width=8,
-                tree=True,
-                states=3,
-            ),
+            Geometry(page_size=1, window=3, full_pages=8, swa_pages=8, rows=3, width=8, tree=True, states=3),
             "insert h1 a1; insert h1 b1; insert h1 b2; submit r1 (no session) a1 +1; admit r1",
             id="for a copy one state goes, and no KV",
         ),
@@ -264,7 +255,7 @@ def test_without_a_tree_its_commands_are_refused():
 )
 def test_a_rare_scene_conforms(sizes, commands):
     for mode in Mode:
-        assert replay(TorchKV(), Trace(sizes, mode, script(commands))).violation is None
+        assert replay(TorchKV(), Trace(sizes, mode, script(commands))).violation is None, mode
 
 
 def test_the_older_of_two_states_serves_a_text_that_ends_there():

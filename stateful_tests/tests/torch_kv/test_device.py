@@ -49,7 +49,7 @@ def shown_alike(here: TorchKV, there: TorchKV) -> None:
         here.reset(PRESETS[preset])
         there.reset(PRESETS[preset])
         for command in random_commands(preset, seed):
-            assert here.apply(command) == there.apply(command)
+            assert here.apply(command) == there.apply(command), command
             assert but_for_padding(here.view()) == but_for_padding(there.view()), command
 
 

@@ -60,7 +60,7 @@ def test_a_page_of_an_equal_answer_that_is_not_freed_is_lost():
 def test_an_answer_that_is_no_text_is_refused(answers):
     command = Submit("r1", None, 1, answers=answers)
     for system in (ReferenceSystem(), TorchKV()):
-        assert lockstep_of(system).do(command) == Refused(Reason.EMPTY)
+        assert lockstep_of(system).do(command) == Refused(Reason.EMPTY), system
 
 
 def test_systems_without_equal_answers_are_not_drawn_any():

@@ -44,7 +44,7 @@ def test_the_fixture_violates_its_clause_with_its_bug(path):
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
-def test_has_a_story_and_is_written_as_the_format_writes(path):
+def test_the_fixture_has_a_story_and_the_form_of_the_writer(path):
     trace = load(path)
     assert trace.story.endswith(".")
     assert len(trace.expected) == len(trace.commands), "every step states its outcome"

@@ -244,7 +244,7 @@ def test_the_readme_documents_the_trace_format():
     assert trace.bug == "pr22897"
     assert dict(trace.expected)[6] == Refused(Reason.UNKNOWN_REQUEST)
     for word in [*Reason, *msgspec.structs.asdict(_file(trace))]:
-        assert f"`{word}`" in text
+        assert f"`{word}`" in text, word
 
 
 def _file(trace: Trace) -> Any:

@@ -92,7 +92,7 @@ def test_a_copy_of_the_package_is_driven_as_a_clone_is(system, tmp_path):
     (tmp_path / "src").symlink_to(system.root)
     for folder in (system.root, tmp_path):
         made = resolve("transformers", checkout=str(folder))
-        assert (made.root, made.release) == (system.root.resolve(), VERSION)
+        assert (made.root, made.release) == (system.root.resolve(), VERSION), folder
         made.close()
 
 

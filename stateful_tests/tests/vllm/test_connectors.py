@@ -184,7 +184,7 @@ def test_hashes_and_leftover_records_are_shown(offloads):
 
 
 def chain_of(count):
-    """Return the stamp of the last of so many tokens."""
+    """Return the stamp of the last of `count` tokens."""
     stamp = 0
     for token in range(count):
         stamp = chain(stamp, token)

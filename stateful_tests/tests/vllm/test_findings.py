@@ -84,7 +84,8 @@ def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, rel
             continue
         text = engine_test.unit_test(trace := traces.load(path), path.name, system, fixed)
         assert not re.search(rf"^ *(from|import) ({OURS})\b", text, re.MULTILINE)
-        (file := tmp_path / f"{path.stem}.py").write_text(text)
+        file = tmp_path / f"{path.stem}.py"
+        file.write_text(text)
         wanted += [(path.stem, FAILS), (path.stem, 0)][: 1 + (fixed is not None)]
         runs += [(target.root, "", [file]) for target in (system, fixed) if target is not None]
     ends = outcomes(*runs, hook=engine_test.hook(trace))
@@ -107,7 +108,8 @@ def test_a_fault_of_recurrent_state_makes_a_test_of_the_scheduler(vllm, name, tm
     system = vllm(release_of(path))
     text = engine_test.unit_test(trace := traces.load(path), path.name, system)
     assert f'"{STATES[name]}: expected ' in text
-    (file := tmp_path / "test_it.py").write_text(text)
+    file = tmp_path / "test_it.py"
+    file.write_text(text)
     runs = [(system.root, "", [file])]
     if fault.fixed:
         runs.append((engine_test.target(fault.fixed).root, "", [file]))

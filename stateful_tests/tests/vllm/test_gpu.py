@@ -38,7 +38,7 @@ class LogFollower(VLLMSystem):
     counts = ""
 
     def command_line(self):
-        options = ["--async"] * self.overlap
+        options = ["--async"] if self.overlap else []
         return [sys.executable, "-m", WORKER, str(self.root), str(self.counts), *options]
 
 

@@ -82,7 +82,8 @@ def test_model_runner_v2_is_added_to_a_folder_from_before_it_was_fetched(monkeyp
 def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch, tmp_path, cache):
     serve_wheel(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
     root = fetch.release_root("0.26.0")
-    (kept := root / RUNNER).write_text("x = 2\n")
+    kept = root / RUNNER
+    kept.write_text("x = 2\n")
     impl.loading.fetch.seal(root)
     serve_wheel(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
     replaced = os.replace

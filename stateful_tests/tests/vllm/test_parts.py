@@ -9,7 +9,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.loading import parts, probe
 from impl.vllm import api
-from impl.vllm.copy_release import COPIED
+from impl.vllm.copied import COPIED
 from impl.vllm.fetch import complete
 from impl.vllm.modules import VLLM
 from impl.vllm.system import VLLMSystem

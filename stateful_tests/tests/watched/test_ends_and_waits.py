@@ -14,7 +14,7 @@ from stateful_tests.tests.watched.test_scheduler_runs import RELEASE, WATCHED, F
 
 
 class RunsOut(FaultyRunner):
-    """Ends out of memory after so many lines of a log."""
+    """Runs out of memory after a number of lines of a log."""
 
     lines = 0
 

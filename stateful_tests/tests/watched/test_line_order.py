@@ -27,7 +27,8 @@ def number_lines(log: Path) -> Lines:
 
 
 def validate_lines(lines: Lines, folder: Path) -> tuple[WatchLog, Validated]:
-    (path := folder / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    path = folder / "log.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
     (log,) = logs_of([path])
     return log, Validator(log.header).run(log.lines())
 

@@ -13,32 +13,21 @@ from impl.sglang.server.over_http import LiveServer
 from stateful_tests.watched.servers.live_server import LiveRun, watch_live
 
 LOG = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-tree_under_overlap.jsonl"
-CLIENTS = (
-    Client(
-        "a",
-        0,
-        (
-            Turn(wait=0, tokens=5, limit=3),
-            Turn(wait=0, tokens=2, limit=4),
-            Turn(wait=0, tokens=1, limit=9, abort=1),
-            Turn(wait=0, tokens=1, limit=2),
-        ),
-    ),
-    Client(
-        "b",
-        0,
-        (Turn(wait=0, tokens=4, limit=2), Turn(wait=0, tokens=4, limit=2)),
-        session=False,
-        after="a",
-    ),
+TURNS_OF_A = (
+    Turn(wait=0, tokens=5, limit=3),
+    Turn(wait=0, tokens=2, limit=4),
+    Turn(wait=0, tokens=1, limit=9, abort=1),
+    Turn(wait=0, tokens=1, limit=2),
 )
+TURNS_OF_B = (Turn(wait=0, tokens=4, limit=2), Turn(wait=0, tokens=4, limit=2))
+CLIENTS = (Client("a", 0, TURNS_OF_A), Client("b", 0, TURNS_OF_B, session=False, after="a"))
 
 
 class PretendedServer(LiveServer):
-    """Answers as a server does.
+    """A stand-in that answers as a server does.
 
-    forgets: the last output of a session.
-    dies: after so many answers.
+    forgets: it leaves the last output out of a session's history.
+    dies: number of answers after which it is gone.
     """
 
     written = "loads\nIndexError: of 154\n[1] SIGQUIT received\n"
@@ -77,11 +66,11 @@ class PretendedServer(LiveServer):
         session = body.get("session_params", {}).get("id", body["rid"])
         limit = body["sampling_params"]
         prompt = self.texts.get(session, 0) + len(body["input_ids"])
-        self.texts[session] = prompt + limit["max_new_tokens"] - self.forgets
+        forgotten = 1 if self.forgets else 0
+        self.texts[session] = prompt + limit["max_new_tokens"] - forgotten
         meta = {"prompt_tokens": prompt, "finish_reason": {"type": "length"}}
-        return 200, json.dumps(
-            {"output_ids": [1] * limit["max_new_tokens"], "meta_info": meta}
-        ).encode()
+        answer = {"output_ids": [1] * limit["max_new_tokens"], "meta_info": meta}
+        return 200, json.dumps(answer).encode()
 
 
 @pytest.fixture(autouse=True)

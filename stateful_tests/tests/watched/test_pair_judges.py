@@ -73,7 +73,7 @@ SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
         (1, 6, None, "XFER-1 state of D is given back"),
     ],
 )
-def test_state_that_is_sent(source, target, keeps, key):
+def test_a_wrong_state_is_noted_when_it_is_sent(source, target, keeps, key):
     rows = SimpleNamespace(mamba_allocator=SimpleNamespace(free_slots=torch.tensor([4])))
     states = SimpleNamespace(cells={**SLOTS, 4: TEXT[-1]}, rows=rows)
     judgements = judge_page(server(states=states), server(states=states))
@@ -119,7 +119,7 @@ OTHER = [[9.0, 0.0], [9.0, 1.0], [9.0, 2.0]]
         (OTHER, 3, [], "PD-1 full page of P is rewritten"),  # the row leads to other KV as well
     ],
 )
-def test_page_that_is_sent(sent, row, free, key):
+def test_a_wrong_page_is_noted_when_it_is_sent(sent, row, free, key):
     size = len(PROMPT)
     cells = torch.zeros(5 * size, 1, 4)
     for page, content in ((1, sent), (2, PAGE), (3, OTHER)):
@@ -141,7 +141,7 @@ def test_page_that_is_sent(sent, row, free, key):
     assert d.outdated == ({4} if (sent, row) == (OTHER, 2) else set())
 
 
-def test_prefix_of_a_host_tier_that_is_lost():
+def test_a_lost_prefix_of_a_host_tier_is_noted():
     judgements = judge_page()
     judgements.aborted["D"].add("c2.1")
     judgements.prefix_is_gone("c2.1")
@@ -213,7 +213,7 @@ def test_draft_kv_counts_until_a_request_is_retracted():
         assert not wrong.misread
 
 
-def test_page_that_had_been_given_back_is_told_at_the_read():
+def test_a_page_given_back_before_it_was_sent_is_noted_at_the_read():
     server_model = model(draft=(9, 0))
     server_model.outdated = {0}
     server_model._compare("full", "c1.1", 0, [0], [3])
@@ -228,7 +228,7 @@ def test_page_that_had_been_given_back_is_told_at_the_read():
 
 @pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
                                                           ((7, 1), True, 0)])  # fmt: skip
-def test_hidden_state_that_decode_drafts_from(monkeypatch, hidden, stained, notes):
+def test_a_wrong_hidden_state_is_noted_unless_stained(monkeypatch, hidden, stained, notes):
     server_model = model()
     noted = []
     server_model.__dict__.update(
@@ -272,7 +272,7 @@ def test_slots_of_tensors_are_numbers():
         ("PD-4 P waits for a request that D gave up before it came", {}, "early-notice-is-dropped"),
     ],
 )  # fmt: skip
-def test_known_faults_of_settings(key, settings, known):
+def test_settings_decide_which_known_fault_a_note_shows(key, settings, known):
     config = Config(pair=True, **settings)
     assert deviations.fault_of_pair(RELEASE, key, config, (NetworkChoice("request"),)) == known
     reads = deviations.fault_of_pair_read(RELEASE, "", "full of D", config)

@@ -222,12 +222,13 @@ def test_fixed_settings_of_a_host_tier_are_those_of_every_run():
 def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
     runs = population.Population(1)
     config = Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
-    runs._config, fresh = config, runs._news(config)
+    runs._config = config
+    fresh = runs._novelty(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)
     runs.record_run({"a window eviction": 3})
-    assert not runs._at_work[triple] and runs._news(config) < fresh
+    assert not runs._at_work[triple] and runs._novelty(config) < fresh
     assert runs._at_work[("page", 0), ("window", 3), ("overlap", False)] == 1
-    tried = runs._news(config)
+    tried = runs._novelty(config)
     runs.record_run({"a window eviction": 1, "a verify round that accepts several": 1})
-    assert runs._at_work[triple] == 1 and runs._news(config) < tried
+    assert runs._at_work[triple] == 1 and runs._novelty(config) < tried

@@ -128,7 +128,7 @@ admit c1.2 of c1: prefix 4, C4 A4
 
 @pytest.mark.parametrize("prefix, wrong", [(0, {("c2.1", 0): "waiting-turn-keeps-state"}), (3, {})])
 def test_a_turn_that_waited_with_a_slot(prefix, wrong, written):
-    """0.5.23 leaves the slot as it is: the state there is somebody else's if its text begins."""
+    """0.5.23 leaves the slot as it is: the state in it is another request's if the text begins there."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
     changes = f"14 prefix {prefix}, R{prefix}; 15 c2.1 prefix {prefix} tokens {5 - prefix} C5 A5 R{prefix};"
     lines = spoilt(STATES, f"{changes} 16 tree_full {prefix}, tree_locked {prefix}")

@@ -41,7 +41,7 @@ def test_the_oldest_closed_rooms_are_forgotten(monkeypatch):
     monkeypatch.setattr(log_facts, "MAX_ROOMS", 4)
     seen = log_facts.TransfersSeen()
     for room in range(5):
-        seen.ask(room, log_facts.Crossing("r1", is_open=room == 1))
+        seen.add_room(room, log_facts.Crossing("r1", is_open=room == 1))
     assert [*seen.rooms] == [1, 3, 4]
 
 

@@ -130,7 +130,7 @@ def _check_output_counts(follower: LogFollower, event: log.Released, accepted: i
 def _apply_retract(follower: LogFollower, request: Request, outputs: int, shown: Shown) -> None:
     request_seen = follower.request_seen(request.name)
     reach = follower.result.reach
-    follower.step.outside[request.name] = None
+    follower.step.retracted[request.name] = None
     request_seen.retracts += 1
     request_seen.matched = None
     request_seen.rounds.clear()

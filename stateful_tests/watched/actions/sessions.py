@@ -35,7 +35,7 @@ def on_close_asked(follower: LogFollower, event: log.CloseAsked) -> None:
         return
     follower.session_seen(event.session).close_requested = True
     if session.turn is None:
-        follower.step.due[event.session] = None
+        follower.step.closed_sessions[event.session] = None
     follower.result.reach("a close while a turn is in flight", session.turn is not None)
 
 
@@ -57,18 +57,18 @@ def on_closed(follower: LogFollower, event: log.SessionClosed) -> None:
         raise Diverged("SES-2", expected, "closed it", command, known)
     follower.do(command)
     del follower.sessions[event.session]
-    follower.step.due.pop(event.session, None)
+    follower.step.closed_sessions.pop(event.session, None)
     follower.pages.forget(event.session)
     follower.texts.history.pop(event.session, None)
 
 
 def check_due_closes(follower: LogFollower) -> None:
     """Compare closes that no turn delays: they have happened by the next step."""
-    for name in follower.step.due:
+    for name in follower.step.closed_sessions:
         known = follower.session_seen(name).stays_busy
         expected = f"{name} is closed: none of its turns is in flight"
         follower.note_deviation(known, "SES-4", expected, "it is open", Close(name))
-    follower.step.due.clear()
+    follower.step.closed_sessions.clear()
 
 
 @action(
@@ -163,9 +163,9 @@ def _follow_rejected_turn(follower: LogFollower, event: log.Submitted) -> None:
 
 @action(log.Requeued, guard="it was retracted")
 def on_requeued(follower: LogFollower, event: log.Requeued) -> None:
-    if event.request not in follower.step.outside:
+    if event.request not in follower.step.retracted:
         raise Diverged("OUT-1", f"{event.request} is queued once", "queues it again")
-    del follower.step.outside[event.request]
+    del follower.step.retracted[event.request]
 
 
 @action(log.QueueAborted, guard="each of them waits", commands="abort of each")
@@ -180,10 +180,10 @@ def on_queue_aborted(follower: LogFollower, event: log.QueueAborted) -> None:
 def abort_given_up(follower: LogFollower) -> None:
     """Abort requests that were retracted and not queued again: the server's last resort is to drop
     them."""
-    for name in follower.step.outside:
+    for name in follower.step.retracted:
         follower.result.reach("the last resort: the only request is given up")
         abort_queued(follower, name)
-    follower.step.outside.clear()
+    follower.step.retracted.clear()
 
 
 def abort_queued(follower: LogFollower, name: str) -> None:

@@ -19,7 +19,7 @@ _UNDER_WAY = "bootstrapping", "waiting", "transferring"
 @action(log.Queued)
 def on_queued(follower: LogFollower, event: log.Queued) -> None:
     follower.step.at = event.at
-    follower.transfers.ask(event.room, Crossing(event.request, event.tokens))
+    follower.transfers.add_room(event.room, Crossing(event.request, event.tokens))
 
 
 @action(log.KVSent, compared="tokens that it sends: each once, and at the end all")
@@ -32,14 +32,14 @@ def on_sent(follower: LogFollower, event: log.KVSent) -> None:
     elif event.last and event.end < crossing.tokens:
         observed = f"{event.request}: the last part ends at {event.end}"
         follower.report(Diverged("PD-6", f"{event.request}: sends all {crossing.tokens} tokens", observed))
-    crossing.goes_on(event.end, event.pages, last=event.last)
+    crossing.add_part(event.end, event.pages, last=event.last)
     follower.result.reach("a prompt that is sent in parts", crossing.parts == 2)
 
 
 @action(log.KVNamed)
 def on_named(follower: LogFollower, event: log.KVNamed) -> None:
     crossing = follower.transfers.open(event.room, event.request, event.start)
-    crossing.goes_on(event.end, event.pages, last=True)
+    crossing.add_part(event.end, event.pages, last=True)
     follower.result.reach("a prefix that the decode server has", event.start > 0)
 
 
@@ -91,8 +91,8 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
             if crossing is not None and table != _BY_A_THREAD:  # a thread takes those out later
                 faults_seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
     for says, (clause, part, crossing) in faults_seen.items():
-        if says in transfers.kept and says not in transfers.told:
-            transfers.told.add(says)
+        if says in transfers.kept and says not in transfers.reported:
+            transfers.reported.add(says)
             known = None
             if crossing is None or crossing.status != "success":  # no known fault keeps the room of one
                 sent = crossing is not None and crossing.parts > 0
@@ -108,16 +108,16 @@ _BY_A_THREAD = "_deferred_ack_targets"
 def _check_pages_held(
     follower: LogFollower, clause: str, crossing: Crossing, pages: list[int] | None
 ) -> None:
-    """Compare the pages of a request with those that are transferred."""
+    """Compare the pages of a request with those that are transferred, as far as both are known."""
     if pages is None or crossing.pages is None:
         return
     follower.result.compared += len(pages)
-    for index, (due_page, held_page) in enumerate(zip(crossing.pages, pages)):
-        if due_page != held_page:
+    for index, (sent_page, held_page) in enumerate(zip(crossing.pages, pages, strict=False)):
+        if sent_page != held_page:
             position = crossing.start + index * follower.header.page_size
-            wanted = f"{crossing.request}: page {due_page} at position {position}, which crosses"
+            expected = f"{crossing.request}: page {sent_page} at position {position}, which crosses"
             known = deviations.fault_of_replaced_page(follower.header)
-            follower.report(Diverged(clause, wanted, f"page {held_page} is there", known=known))
+            follower.report(Diverged(clause, expected, f"page {held_page} is there", known=known))
             return
 
 

@@ -55,7 +55,7 @@ class NetworkChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         one of the request, "row" the one that carries its metadata row. In "lookup" D looks for the address
         of P. In "call" the scheduler of `side` calls its manager for the request, in "round" it begins a
         round. "clock" is the time, "death" the end of a server.
-    request: whom it is about, "" for nobody.
+    request: the request that it concerns, "" for none.
     number: which of these, from 1; of the clock and of a death the step.
     steps: for which it rests; of the clock seconds that pass at once.
     at: tenths of a transfer's blocks that are copied before it rests or fails.
@@ -74,19 +74,19 @@ class NetworkChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NetworkChoices:
-    """The choices of a run, by whom they are about."""
+    """The choices of a run, by the request that they concern."""
 
     def __init__(self, choices: Iterable[NetworkChoice]) -> None:
-        self._named: dict[tuple[str, str, str, int], list[NetworkChoice]] = {}
+        self._by_subject: dict[tuple[str, str, str, int], list[NetworkChoice]] = {}
         for choice in choices:
             key = choice.what, choice.request, choice.side, choice.number
-            self._named.setdefault(key, []).append(choice)
+            self._by_subject.setdefault(key, []).append(choice)
 
     def of(
         self, what: str, request: str = "", side: str = "", number: int = 1
     ) -> list[NetworkChoice]:
         """Return the choices for one thing, in the order of the run."""
-        return self._named.get((what, request, side, number), [])
+        return self._by_subject.get((what, request, side, number), [])
 
     def steps(self, what: str, request: str = "", side: str = "", number: int = 1) -> int:
         """Return the number of steps that a thing rests."""

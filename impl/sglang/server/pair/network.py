@@ -51,8 +51,8 @@ class PlayedNetwork:
     step: of the conductor.
     gone: servers that have died.
     promises: room -> what D keeps for its transfer.
-    copies: whoever looks at each block before it is copied.
-    names: whoever looks at each promise.
+    copies: called with each block before it is copied.
+    names: called with each promise.
     carries_row: whether a transfer is that of a metadata row.
     delivered: (kind of message, request) -> last step.
     forgotten: (server, request) -> first step.

@@ -211,7 +211,7 @@ class Conductor:
         self._paused: dict[str, int] = {}  # until which step
         self._rounds = dict.fromkeys(SERVERS, 0)
         self._heartbeat = 0
-        self.error = self.trace = ""
+        self.error = self.traceback = ""
 
     def play(self) -> RunOutcome:
         """Play the whole run."""
@@ -242,7 +242,8 @@ class Conductor:
             if not timeouts:
                 break
             pair.judges.waiting(unanswered)
-            network.seconds += (seconds := timeouts.popleft())
+            seconds = timeouts.popleft()
+            network.seconds += seconds
             network.tell("wire", f"nothing happens: the clock moves by {seconds:g} s")
         if not self.error and network.step < STEPS:
             pair.judges.judge_end(self._unanswered_requests())
@@ -254,7 +255,7 @@ class Conductor:
         return RunOutcome(
             sum(model.forwards for model in pair.models.values()), network.step,
             [misread for model in pair.models.values() for misread in model.misread.values()],
-            self.answers[DECODE], self.error, self.trace, network.step >= STEPS, cpu_s=cpu_s,
+            self.answers[DECODE], self.error, self.traceback, network.step >= STEPS, cpu_s=cpu_s,
             noted=list(pair.judges.noted.values()), events=network.events,
         )  # fmt: skip
 
@@ -419,7 +420,7 @@ class Conductor:
         root = error.__cause__ or error.__context__ or error
         where = f"{turn.server}'s {turn.name}"
         self.error = f"{where}: {whole_scheduler._one_line(root)}"
-        self.trace = "".join(traceback.format_exception(error))
+        self.traceback = "".join(traceback.format_exception(error))
         self.network.tell(turn.server, f"ends: {self.error}")
 
 

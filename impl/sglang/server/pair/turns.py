@@ -28,7 +28,7 @@ class ServerThread:
         self.error: BaseException | None = None
         self.over = False
         self.may_run: Callable[[], bool] | None = None
-        self._mine = threading.Semaphore(0)
+        self._may_continue = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=f"{server} {name}", daemon=True)
         self._thread.start()
 
@@ -40,7 +40,7 @@ class ServerThread:
         """Let the thread run until it hands over or ends."""
         self.stage.current = self
         self.stage.enter(self.server)
-        self._mine.release()
+        self._may_continue.release()
         self.stage.back.acquire()
         self.stage.current = None
 
@@ -48,11 +48,11 @@ class ServerThread:
         """Let others run, until this thread may run and gets its turn. The thread itself calls this."""
         self.may_run = until
         self.stage.back.release()
-        self._mine.acquire()
+        self._may_continue.acquire()
         self.may_run = None
 
     def _run(self) -> None:
-        self._mine.acquire()
+        self._may_continue.acquire()
         try:
             self.work()
         except BaseException as error:
@@ -94,7 +94,8 @@ class Stage:
 
     def add(self, server: str, name: str, work: Callable[[], object]) -> ServerThread:
         """Start a new thread of a server."""
-        self.turns.append(turn := ServerThread(self, server, name, work))
+        turn = ServerThread(self, server, name, work)
+        self.turns.append(turn)
         return turn
 
     def hand_over(self, until: Callable[[], bool] | None = None) -> None:

@@ -68,9 +68,9 @@ def test_a_finale_ends_sessions_and_requests_and_empties_the_tree(machine):
             state, _ = model.step(state, propose(state, source, profile))
         for command in finale(state):
             state, _ = model.step(state, command)
-        assert state.tree is not None
-        assert not state.tree.children
-        assert not state.tree.locks
-        assert not state.sessions
-        assert not state.requests
-        assert not lock_holders(state)
+        assert state.tree is not None, run
+        assert not state.tree.children, run
+        assert not state.tree.locks, run
+        assert not state.sessions, run
+        assert not state.requests, run
+        assert not lock_holders(state), run
