@@ -54,13 +54,13 @@ NOTHING_MOVES = {
 
 
 def rows_beside_another_request():
-    """Yield (row, what r0 does before anybody else, the lines of the row with that). It has the last blocks
-    and the last chunk.
+    """Yield (row, what r0 does before anybody else, the lines of the row with that). It has blocks and a
+    chunk that no row has.
 
     A reset takes the blocks of whoever runs. RUN-1 and PRO-2 count all of a batch."""
     for row in ROWS:
         sizes = SIZES[row.on or "full"]
-        blocks = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups))
+        blocks = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups, 1))
         *lines, last = row.lines
         command, _, facts = last.partition("; ")
         comes = "add r0 z3 for 9"
