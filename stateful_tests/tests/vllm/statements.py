@@ -77,6 +77,7 @@ def _gets(
 
 
 def _turns(scene: EngineByHand, name: str, kept: str | None) -> None:
+    scene.left = scene.stamps(name, scene.given[name])[-1]
     was = scene.given[name] if kept else scene.given[name][:-1]
     scene.given[name] = [*was, *scene.waiting.pop(name)]
     scene.texts[name] = list(scene.given[name])
@@ -114,8 +115,7 @@ def _drafts(scene: EngineByHand, name: str, end: str, what: str | None, at: str 
     first = window_start(scene.config.groups[group], lane.start)
     found = scene.stamps(name)[first + 1 : lane.start + 1]
     if at is not None:
-        others = {"nothing": [0], "another": [7]}.get(what or "", scene.expected.discarded)
-        found[int(at) - first] = next(iter(others))
+        found[int(at) - first] = {"nothing": 0, "another": 7}.get(what or "", scene.left)
     use = DraftUse(group, first, tuple(found), int(end))
     scene.lanes = [
         each._replace(draft=use) if each.request == name else each for each in scene.lanes
