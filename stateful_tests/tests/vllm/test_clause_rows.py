@@ -156,6 +156,13 @@ def test_clauses_of_host_memory_apply_where_their_subject_exists(
     assert step.clauses_reached == {*reached.split()}
 
 
+def test_a_reset_could_keep_what_host_memory_had_before():
+    scene = Scene(SIZES["host"])
+    lines = "add r1 a4 for 1", "schedule; r1 runs 0-4 samples 1 in 1 2; chunk 0 keeps 0-2 of r1"
+    assert verdict(scene, [*lines, "reset_connector; no hashes in host memory"]) == ("", set())
+    assert ALL_CLAUSES["HOST-4"].trigger(scene.step)
+
+
 class Breaks:
     """An engine that does what the lines of a scene say, and raises in the last."""
 
