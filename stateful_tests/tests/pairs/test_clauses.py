@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from reference.pairs import clauses
-from reference.pairs.clauses import OF_PAIRS, failed_clauses
+from reference.blocks.facts import Published
+from reference.pairs.clauses import OF_PAIRS, broken_off, failed_clauses
 from stateful_tests.tests.pairs.scenes import LIFE, PAIR, failures, life_of, steps
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
@@ -64,6 +65,19 @@ def test_kv_of_who_is_gone_hides_none_behind_it():
 def test_who_waits_at_either_server_is_named():
     waits = [step.unanswered for step in steps(LIFE[:4])]
     assert (waits[0], waits[3]) == ({"r1": "at P WAITING"}, {"r2": "at D WAITING"})
+
+
+def test_all_that_a_server_has_left_wrong_is_told_where_a_pair_fails():
+    *_, step = steps(LIFE)
+    side = step.sides["D"]
+    wrong = side.after._replace(published=(Published(1, 0, (9, 9)),))
+    step = replace(step, sides={**step.sides, "D": replace(side, after=wrong)})
+    told = [(each.id, failure.observed) for each, failure in broken_off(step)]
+    assert told == [
+        ("PUB-1", "D: slot 0 of block 1 holds KV of another token"),
+        ("PUB-2", "D: the map names block 1 0 times"),
+    ]
+    assert broken_off(step, {"PUB-1", "PUB-2"}) == []
 
 
 def test_every_clause_is_checked(monkeypatch):

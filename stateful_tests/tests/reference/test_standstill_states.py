@@ -5,7 +5,7 @@ import pytest
 from reference.blocks import progress as of_blocks
 from reference.blocks.commands import Schedule, Update
 from reference.blocks.facts import (
-    BlockFacts, HostFacts, HostKey, Output, Published, RequestFact, Transfer,
+    BlockFacts, HostFacts, HostKey, Output, Published, RequestFact, StorageJob, Transfer,
 )  # fmt: skip
 from reference.tiers import progress as of_tiers
 from reference.tiers.commands import Poll
@@ -42,6 +42,18 @@ def with_request(**changed):
 )  # fmt: skip
 def test_two_states_of_an_engine_are_apart(other):
     assert of_blocks.state_of(BLOCKS) != of_blocks.state_of(other)
+
+
+def test_a_storage_has_work_until_each_job_is_done():
+    jobs = [StorageJob(number, load=False, chunks=(0,), done=False) for number in (1, 2)]
+    due, *some_done = (
+        BLOCKS._replace(host=HOST._replace(jobs=tuple(job._replace(done=job.job == done) for job in jobs)))
+        for done in (0, 1, 2)
+    )
+    for number, facts in enumerate(some_done, 1):
+        assert of_blocks.state_of(due) != of_blocks.state_of(facts)
+        work = [{*of_blocks.EngineProgress()._pending_work(each)} for each in (due, facts)]
+        assert work[0] - work[1] == {("storage", number)}
 
 
 def test_a_state_of_an_engine_has_no_numbers_of_blocks_or_jobs():

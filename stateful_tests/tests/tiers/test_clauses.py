@@ -68,6 +68,7 @@ def test_a_retracted_request_keeps_its_kv_on_the_host():
         assert violated_at(facts(), was=was, sizes=sizes) == ([], "")
         failed, text = violated_at(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
         assert failed == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
+        assert violated_at(facts(requests=(RECEIVES, HELD)), was=was, sizes=sizes)[0] == ["HOST-1"]
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
@@ -187,6 +188,8 @@ def test_a_reset_forgets_the_copies():
     assert clause.id == "HOST-4" and failure.observed == "4"
     assert failure.at == (AtCount("host", "hashes", 0),)
     assert violated_at(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
+    step = TierStep(SIZES, ResetCache(), refused=False, before=REST, after=REST._replace(nodes=()), ranges=[])
+    assert TIER_CLAUSES["HOST-4"].trigger(step)
 
 
 FREES_A_PAGE = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))

@@ -32,6 +32,7 @@ class EngineByHand:
     keys, chunks, transfers: of host memory.
     kept, pinned: blocks.
     images: that are kept, each with who needs it.
+    left: the stamp of the token that a next turn has dropped.
     lost: blocks that a load within a step has not brought.
     storage_jobs, files: of the storage behind host memory.
     lanes, outputs: of the last command.
@@ -53,6 +54,7 @@ class EngineByHand:
     kept: tuple[int, ...] = ()
     pinned: tuple[tuple[str, int], ...] = ()
     images: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left: int = 0
     lost: tuple[int, ...] = ()
     storage_jobs: dict[int, StorageJob] = field(default_factory=dict)
     files: list[StoredChunk] = field(default_factory=list)

@@ -77,6 +77,7 @@ def _gets(
 
 
 def _turns(scene: EngineByHand, name: str, kept: str | None) -> None:
+    scene.left = scene.stamps(name, scene.given[name])[-1]
     was = scene.given[name] if kept else scene.given[name][:-1]
     scene.given[name] = [*was, *scene.waiting.pop(name)]
     scene.texts[name] = list(scene.given[name])
@@ -114,8 +115,7 @@ def _drafts(scene: EngineByHand, name: str, end: str, what: str | None, at: str 
     first = window_start(scene.config.groups[group], lane.start)
     found = scene.stamps(name)[first + 1 : lane.start + 1]
     if at is not None:
-        others = {"nothing": [0], "another": [7]}.get(what or "", scene.expected.discarded)
-        found[int(at) - first] = next(iter(others))
+        found[int(at) - first] = {"nothing": 0, "another": 7}.get(what or "", scene.left)
     use = DraftUse(group, first, tuple(found), int(end))
     scene.lanes = [
         each._replace(draft=use) if each.request == name else each for each in scene.lanes
@@ -155,9 +155,10 @@ def _swap_blocks(
 
 
 def _attends(scene: EngineByHand, name: str, start: str, end: str, other: str | None) -> None:
-    """Have attention get the KV of positions of the text, but for one of them."""
+    """Have attention get the KV of positions of the text, but for some of them."""
     stamps = scene.stamps(name)
-    found = [7 if other and at == int(other) else stamps[at] for at in range(int(start), int(end))]
+    others = {int(at) for at in (other or "").split()}
+    found = [7 if at in others else stamps[at] for at in range(int(start), int(end))]
     scene.lanes = [
         lane._replace(found=(Found(0, int(start), tuple(found)),)) if lane.request == name else lane
         for lane in scene.lanes
@@ -338,7 +339,7 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} pins block (?P<block>\d+)": _pins_block,
     rf"{_WHO} is released": lambda scene, name: scene.spoil(released=lambda _: (name,)),
     rf"{_WHO} forks (?P<child>r\d\.\d) at (?P<computed>\d+) in ?{_BLOCKS}": _forks,
-    rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>\d+))?": _attends,
+    rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>[\d ]+))?": _attends,
     rf"host memory has (?P<other>not )?{_WHO} 0-(?P<count>\d+) in (?P<blocks>[\d ]+?)"
     r"(, free (?P<free>[\d ]+))?": _swap_blocks,
     r"host memory is free": lambda scene: scene.spoil(

@@ -54,13 +54,13 @@ NOTHING_MOVES = {
 
 
 def rows_beside_another_request():
-    """Yield (row, what r0 does before anybody else, the lines of the row with that). It has the last blocks
-    and the last chunk.
+    """Yield (row, what r0 does before anybody else, the lines of the row with that). It has blocks and a
+    chunk that no row has.
 
     A reset takes the blocks of whoever runs. RUN-1 and PRO-2 count all of a batch."""
     for row in ROWS:
         sizes = SIZES[row.on or "full"]
-        blocks = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups))
+        blocks = " | ".join(str(sizes.blocks - group) for group, _ in enumerate(sizes.groups, 1))
         *lines, last = row.lines
         command, _, facts = last.partition("; ")
         comes = "add r0 z3 for 9"
@@ -154,6 +154,13 @@ def test_clauses_of_host_memory_apply_where_their_subject_exists(
     sides = (facts._replace(host=host) for host in hosts)
     step = BlockStep(SIZES["host"], Copy(), False, *sides, lanes=[], outputs=[], bearers={})
     assert step.clauses_reached == {*reached.split()}
+
+
+def test_a_reset_could_keep_what_host_memory_had_before():
+    scene = Scene(SIZES["host"])
+    lines = "add r1 a4 for 1", "schedule; r1 runs 0-4 samples 1 in 1 2; chunk 0 keeps 0-2 of r1"
+    assert verdict(scene, [*lines, "reset_connector; no hashes in host memory"]) == ("", set())
+    assert ALL_CLAUSES["HOST-4"].trigger(scene.step)
 
 
 class Breaks:

@@ -19,6 +19,7 @@ from stateful_tests.tests.tiers.scenes import (
     facts,
     kv,
     node,
+    violated_at,
 )
 from stateful_tests.tests.support.written_logs import validate
 
@@ -38,8 +39,12 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     """At each step; a clause is reported once."""
     shown = [["tier", FACTS, []], ["tier", change(FACTS), []], ["tier", change(FACTS), []]]
     result = validate(written([header(**OF_A_TIER), *shown]))
-    headline = [(found.clause, found.event) for found in result.unexplained][:1]
-    assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
+    headline = [
+        (found.clause, found.event, f"{found.expected}; {found.observed}")
+        for found in result.unexplained[:1]
+    ]
+    words = violated_at(change)[1]
+    assert headline == ([(clause, "tier", words)] if clause else []) and not result.skipped
     assert len({found.clause for found in result.unexplained}) == len(result.unexplained)
     again = validate(written([header(**OF_A_TIER), *shown, ["flush", 0], shown[-1]]))
     assert len(again.unexplained) == 2 * len(result.unexplained), "after a flush the tier is another"

@@ -108,6 +108,21 @@ def test_known_faults_of_a_side_are_named(role, events, known):
     assert [mismatch.known for mismatch in result.mismatches] == [known]
 
 
+@pytest.mark.parametrize(
+    ("role", "events", "situations"),
+    [
+        ("prefill", (ASKED, FIRST), []),
+        ("prefill", (ASKED, FIRST, LAST), ["a prompt that is sent in parts"]),
+        ("decode", (ASKED, NAMED), []),
+        ("decode", (ASKED, KVNamed("r1", 7, 2, 6, [5, 6])), ["a prefix that the decode server has"]),
+        ("decode", (ASKED, NAMED, KVGivenBack("r1", 7, "failed")), ["a transfer that fails"]),
+    ],
+)  # fmt: skip
+def test_situations_of_transfers_are_counted(role, events, situations):
+    reached = read_by_validator(role, events).result.reached
+    assert [situation for situation, times in reached.items() if times] == situations
+
+
 @pytest.mark.parametrize("holds_less", [{"speculative": True}, {"states": 8, "tracks": 1}])
 def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
     replaced = KVGivenBack("r1", 7, "success", [1, 9, 3])

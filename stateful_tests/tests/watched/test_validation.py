@@ -1,5 +1,6 @@
 """Logs of a real release's scheduler conform, and what is changed in them is noticed."""
 
+from dataclasses import astuple
 from typing import get_args
 
 import pytest
@@ -75,6 +76,7 @@ def test_a_mismatch_becomes_a_trace(written, wrong_lines, tmp_path):
     validator = validator_of(written(wrong_lines))
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
+    assert astuple(trace.geometry) == astuple(validator.geometry)
     assert trace.expected and all(done.choices for _, done in trace.expected)
     assert format_command(trace.commands[-1]) == validator.result.unexplained[0].command
     trace_files.save(trace, tmp_path / "trace.json")
