@@ -307,7 +307,8 @@ def test_a_clean_tree_is_compared_with_a_release(clone, resolved_selectors):
     assert base_of_check(clone).kind is BaseKind.RELEASE
 
 
-def test_the_base_is_the_nearest_release_that_is_driven_in_the_way(clone, resolved, monkeypatch, capsys):
+@pytest.mark.usefixtures("resolved_selectors")
+def test_the_base_is_the_nearest_release_that_is_driven_in_the_way(clone, monkeypatch, capsys):
     """A tree before the first release of vLLM as a pair had no base, and known faults were NEW."""
     resolve = SystemSelector.resolve
 
