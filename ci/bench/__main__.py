@@ -22,7 +22,7 @@ from impl.adapter import Capabilities, System
 from impl.system_spec import SystemSpec
 from reference import model
 from reference.commands import Command, Mode
-from reference.geometry import PRESETS, Geometry
+from reference.geometry import Geometry
 from stateful_tests.check.check_plans import sizes_for
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
@@ -45,15 +45,17 @@ def _common_capabilities(systems: Iterable[System]) -> Capabilities:
             commands=can.commands & capabilities.commands,
             mixed_decode=can.mixed_decode and capabilities.mixed_decode,
             swa_tail=can.swa_tail and capabilities.swa_tail,
+            recurrent=can.recurrent and capabilities.recurrent,
         )
     return can
 
 
 def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
-    """Draw runs over all presets, by the generator that `kvspec check` uses, on the reference only."""
+    """Draw runs over the presets of systems with `can`, by the generator that `kvspec check` uses, on the
+    reference only."""
     generated = []
     for number in range(runs):
-        for name in PRESETS:
+        for name in Lockstep.presets_for(can):
             geometry = sizes_for(machine, name)
             source = RandomChoices(f"bench/{name}/{number}")
             profile = draw_profile(source, can, machine)
