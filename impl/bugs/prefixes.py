@@ -45,7 +45,7 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     turn whose protected length is not 0. Fix: cap all three, whatever the protected length is."""
     capped = TorchKV.cap_kept(self, cursors, target)
     above = cursors.swa_evicted_seqlen - capped.swa_evicted_seqlen
-    extra = above if cursors.cache_protected_len > 0 else 0
+    extra = above * (cursors.cache_protected_len > 0)  # a branch would wait for the device
     return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + extra)
 
 
