@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Commands that are driven to find a call of a changed function that no directed run calls.
 SEARCH_COMMANDS = 1_500
+_NEAR = 200  # lines; a tree farther from its base has changes of many people
 FOUND = (Ending.VIOLATED, Ending.BROKE)  # of a check that has found something new
 Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
 
@@ -161,6 +162,27 @@ def check_system(
     return data, save
 
 
+def _note_other_ways(base: Base, system: AnySystem) -> None:
+    """Name the functions of a tree near its base that differ from it and run in other ways alone."""
+    from stateful_tests.check.known_faults.masks import release_of
+    from stateful_tests.check.trees import changed_functions
+    from stateful_tests.check.trees.way_map import OUTSIDE, way_map
+
+    if base.lines is None or base.lines > _NEAR:
+        return
+    spec = system_spec(system)
+    ways = way_map(spec.engine)
+    different = changed_functions.differences_from_base(base, system, ways.functions).called
+    elsewhere = {f for f in different if f.name != OUTSIDE and not ways.runs(f, spec.way)}
+    undriven = ways.undriven(spec.engine, release_of(system))
+    by_way = {way: calls for way, calls in ways.by_way(elsewhere).items() if way not in undriven}
+    if any(by_way.values()):
+        way = max(by_way, key=lambda name: len(by_way[name]))
+        names = changed_functions.function_names_text(sorted(by_way[way]))
+        other = f"{spec.engine}+{way}" if way else spec.engine
+        note(f"differs from {base.name} and is not called here: {names}; check --impl {other} calls it")
+
+
 def _find_changes(
     system: AnySystem,
     selector: SystemSelector,
@@ -186,6 +208,8 @@ def _find_changes(
         if selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
+        elif selector.checkout and base is not None:
+            _note_other_ways(base, system)
         return None
     plan = check_plans.for_system(requested_plan, system)
     noted_clauses = set[str]()

@@ -227,8 +227,8 @@ def differences_from_base(base: Base, system: AnySystem, called: Iterable[System
         before = ""
         if base_file.is_file():
             before = base_file.read_text(encoding="utf-8", errors="replace")
-        if file.is_file():
-            functions = _different_functions(before, file.read_bytes())
+        if file.is_file() and (after := file.read_bytes()) != before.encode():
+            functions = _different_functions(before, after)
             different += (SystemFunction(name, function) for function in functions)
     return Changes("", frozenset(), dict.fromkeys(different, 0), ())
 

@@ -14,7 +14,7 @@ from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.modules_run import output_of
-from stateful_tests.tests.support.planted_faults import planted_faults
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces import trace_files as traces
 
 ANSWERED = "prefill r1 a3; advance P; advance P; advance P"
@@ -108,3 +108,14 @@ def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(pair):
         name: [fault.clause] for name, fault in faults.items()
     }
     assert [name for name, each in seen.items() if each["without"]] == []
+
+
+def test_a_check_of_the_plain_way_names_what_only_a_pair_calls(pair, tmp_path, kvspec):
+    """Such a fault was "nothing new" without a word, in a copy of a release."""
+    fault = planted_faults("lmdeploy/pair_faults.toml")["blocks-are-exchanged"]
+    checkout = checkout_with(pair.root, tmp_path / "copy", fault)
+    _, _, errors = kvspec(
+        "check", "--lmdeploy-path", str(checkout), "--preset", "full", "--examples", "1", "--steps", "2"
+    )
+    assert "differs from lmdeploy==0.18.0 and is not called here: " in errors
+    assert "_migration_loop_migrate; check --impl lmdeploy+pair calls it" in errors

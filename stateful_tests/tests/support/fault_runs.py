@@ -50,7 +50,7 @@ from stateful_tests.watched.servers.server_pairs import PairPopulation
 
 
 class Found(NamedTuple):
-    """What random runs saw of a fault.
+    """Random runs have seen a fault by these clauses or judges.
 
     by: clauses, the headline first, or judges; none if the fault survives.
     runs, steps: driven until then, or all in vain. A step is a command, or a pass of a scheduler.

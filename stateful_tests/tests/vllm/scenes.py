@@ -179,7 +179,7 @@ class Scene(EngineByHand):
 
 
 class SceneInReverse(Scene):
-    """The same engine, whose facts have their records from the last to the first."""
+    """A scene whose engine shows its records from the last to the first."""
 
     def _facts_after(self, command: EngineCommand, statements: Iterable[str]) -> BlockFacts:
         facts = super()._facts_after(command, statements)
